@@ -1,0 +1,38 @@
+"""Clipwise: train PyTorch models under differential privacy without tuning a clipping threshold by hand.
+
+The names below load on first use, so that `clipwise account` does not pay for importing torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from clipwise.attach import Private, attach
+    from clipwise.fix import fix
+    from clipwise.plan import Plan
+    from clipwise.step import private_step
+    from clipwise.train import fit
+
+_HOME = {
+    "attach": "clipwise.attach",
+    "Private": "clipwise.attach",
+    "fix": "clipwise.fix",
+    "fit": "clipwise.train",
+    "Plan": "clipwise.plan",
+    "private_step": "clipwise.step",
+}
+__all__ = ["Plan", "Private", "attach", "fit", "fix", "private_step"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'clipwise' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

@@ -1,0 +1,323 @@
+"""The book-keeping engine: per-example gradient norms and weighted sums from one ordinary forward and backward pass.
+
+While it records, each unit's forward runs with its parameters detached, so that autograd forms no weight gradients; the output passes
+through a *tap*, an identity whose backward hands the output gradient to the layer's kernel (Bu et al. 2022, "book-keeping"). The model
+keeps its class, its state_dict and its parameters' requires_grad; only the units' instance attribute `forward` is replaced, and
+`remove` gives it back.
+
+Guarantee: after `close`, every trainable parameter's per-example gradient is on the tape exactly once for each use, or an error was
+raised. A gradient that reaches a parameter past the taps is refused, never released.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+from clipwise.norms.choice import Chooser
+from clipwise.norms.kernel import Call, Direct, Kernel, Part
+from clipwise.norms.probe import Probe, probe
+from clipwise.norms.refuse import refuse_mixing_layers
+from clipwise.norms.tape import Tape
+from clipwise.norms.units import PER_EXAMPLE, Unit, find_units, run_generic
+from clipwise.types import LoopMisuse, Unsupported
+
+DIRECT_BYTES = 192 * 2**20  # per layer and physical batch; beyond it per-example gradients are not stored where there is a choice
+
+
+class _Tap(torch.autograd.Function):
+    """Identity. Takes a dummy that requires grad, so that it stands in the graph even where nothing upstream does."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, dummy: Tensor, saved: list[Tensor], receive: Callable) -> Tensor:  # noqa: ARG004
+        ctx.save_for_backward(*saved)  # autograd's own version check then catches an input modified in place
+        ctx.receive = receive
+        ctx.mark_dirty(out)  # lets an in-place activation follow
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, b: Tensor) -> tuple:  # type: ignore[override]
+        ctx.receive(ctx.saved_tensors, b)
+        return b if ctx.needs_input_grad[0] else None, None, None, None
+
+
+class _Expand(torch.autograd.Function):
+    """A parameter, one copy a row; the backward hands the copies' gradients over. For generic units."""
+
+    @staticmethod
+    def forward(ctx: Any, dummy: Tensor, value: Tensor, rows: int, receive: Callable) -> Tensor:  # noqa: ARG004
+        ctx.receive = receive
+        return value.expand(rows, *value.shape).clone()
+
+    @staticmethod
+    def backward(ctx: Any, b: Tensor) -> tuple:  # type: ignore[override]
+        ctx.receive((), b)
+        return None, None, None, None
+
+
+class _Pass:
+    """Everything recorded for one physical batch."""
+
+    def __init__(self, rows: int):
+        self.rows = rows
+        self.uses: defaultdict[int, list[slice | None]] = defaultdict(list)  # parameter id -> pieces used
+        self.parts: list[tuple[Call, Part]] = []
+        self.shared: dict[int, tuple[nn.Parameter, Tensor]] = {}  # per-example gradients, added over several uses
+        self.received = False
+
+    def note(self, call: Call) -> None:
+        for role, p in call.params.items():
+            self.uses[id(p)].append(call.pieces.get(role))
+
+    def is_shared(self, call: Call) -> bool:
+        return any(_overlap(self.uses[id(p)]) for p in call.params.values())
+
+    def add_shared(self, call: Call, grads: Mapping[str, Tensor]) -> None:
+        for role, g in grads.items():
+            p = call.params[role]
+            total = self.shared[id(p)][1] if id(p) in self.shared else g.new_zeros(self.rows, *p.shape)
+            piece = call.pieces.get(role)
+            total[:, slice(None) if piece is None else piece] += g
+            self.shared[id(p)] = (p, total)
+
+
+def _overlap(pieces: list[slice | None]) -> bool:
+    if len(pieces) < 2:
+        return False
+    spans = sorted((0, float("inf")) if s is None else (s.start or 0, s.stop) for s in pieces)
+    return any(first[1] > second[0] for first, second in zip(spans, spans[1:], strict=False))
+
+
+class Bookkeeping:
+    """`open(rows)`, the user's forward and backward, `close()`: one physical batch."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        parameters: Mapping[str, nn.Parameter],
+        *,
+        loss_reduction: str,
+        by_rule: bool = False,
+        generic: bool = False,
+        max_direct_bytes: int = DIRECT_BYTES,
+        notify: Callable[[str], None] = warnings.warn,
+    ):
+        """`generic` runs the whole model under torch.func, for models that change shape from call to call, or for comparison."""
+        refuse_mixing_layers(model)
+        self._model = model
+        self._names = {id(p): name for name, p in parameters.items()}
+        self._parameters = list(parameters.values())
+        self._mean = loss_reduction == "mean"
+        self._chooser = Chooser(by_rule=by_rule, max_direct_bytes=max_direct_bytes)
+        self._notify = notify
+        self._units = [Unit("", model, None)] if generic else find_units(model, self._names)
+        self._originals: dict[int, tuple[nn.Module, Callable, bool]] = {}
+        self._dummy = torch.zeros((), requires_grad=True)
+        self._pass: _Pass | None = None
+        self._probing: Probe | None = None
+        self._probed = False
+        self._in_root = False
+        self._hooks: list[Any] = []
+
+    # -- in and out of the model ---------------------------------------------------------------------------------------
+
+    def install(self) -> None:
+        for p in self._parameters:
+            self._hooks.append(p.register_post_accumulate_grad_hook(self._refuse_stray_gradient))
+        self._replace_forwards()
+
+    def remove(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self._restore_forwards()
+        self._pass = None
+
+    def _replace_forwards(self) -> None:
+        units = {id(u.module): u for u in self._units}
+        for module in [self._model, *(u.module for u in self._units if u.module is not self._model)]:
+            own = "forward" in module.__dict__
+            self._originals[id(module)] = (module, module.forward, own)
+            unit = units.get(id(module))
+            run = self._run_root if module is self._model else self._run_unit
+            module.forward = MethodType(_recording_forward(self, run, unit, module.forward), module)  # type: ignore[method-assign]
+
+    def _restore_forwards(self) -> None:
+        for module, original, own in self._originals.values():
+            if own:
+                module.forward = original  # type: ignore[method-assign]
+            else:
+                module.__dict__.pop("forward", None)
+        self._originals.clear()
+
+    def knows(self, module: nn.Module) -> bool:
+        return id(module) in self._originals and self._originals[id(module)][0] is module
+
+    # -- one physical batch --------------------------------------------------------------------------------------------
+
+    def open(self, rows: int) -> None:
+        """A physical batch of so many rows begins; what an unfinished one left is dropped."""
+        self._pass = _Pass(rows)
+
+    @property
+    def received(self) -> bool:
+        """Whether a backward pass has reached the open batch."""
+        return self._pass is not None and self._pass.received
+
+    def close(self) -> Tape:
+        """The tape of the open batch. A backward pass must have reached it."""
+        done = self._pass
+        if done is None or not done.received:
+            raise LoopMisuse(
+                "optimizer.step() came without a new loss.backward() on a batch of private.loader; nothing was changed. "
+                "Call loss.backward() once, then step() once, for each batch that the loader gives"
+            )
+        self._pass = None
+        parts = list(done.parts)
+        for p, total in done.shared.values():
+            parts.append((Call(PER_EXAMPLE, {"shared": p}), Direct({"shared": total})))
+        return Tape(self._parameters, parts, done.rows, scale=float(done.rows) if self._mean else 1.0)
+
+    # -- while recording -----------------------------------------------------------------------------------------------
+
+    def _run_root(self, unit: Unit | None, original: Callable, args: tuple, kwargs: dict) -> Any:
+        if self._pass is None and self._probing is None:
+            return original(*args, **kwargs)  # no private batch is open: any backward will be refused at the parameters
+        if not self._probed and self._probing is None and self._holds_batch(args, kwargs):
+            self._run_probe(args, kwargs)
+            return self._model.forward(*args, **kwargs)  # the probe may have replaced the units
+        outer, self._in_root = self._in_root, True
+        try:
+            return original(*args, **kwargs) if unit is None else self._run_unit(unit, original, args, kwargs)
+        finally:
+            self._in_root = outer
+
+    def _holds_batch(self, args: tuple, kwargs: dict) -> bool:
+        rows = self._pass.rows if self._pass else -1
+        return any(isinstance(x, Tensor) and rows in x.shape[:2] for x in tree_flatten((args, kwargs))[0])
+
+    def _run_unit(self, unit: Unit, original: Callable, args: tuple, kwargs: dict) -> Any:
+        if self._probing is not None:
+            return self._probing.run(unit, original, args, kwargs)
+        current = self._pass
+        if current is None:
+            return original(*args, **kwargs)
+        if not self._in_root:
+            raise Unsupported(
+                f"layer {unit.name or type(unit.module).__name__!r} was called from outside the model that was attached; "
+                "call the model itself (move the code into its forward), so that Clipwise can see the whole computation"
+            )
+        if unit.layer is None:
+            return run_generic(unit, lambda p: self._expand(current, p), _rows_of(unit, args, kwargs, current.rows), original, args, kwargs)
+
+        def tap(
+            out: Tensor,
+            kernel: Kernel,
+            params: Mapping[str, nn.Parameter | None],
+            saved: tuple[Tensor, ...],
+            config: Hashable = None,
+            rows_dim: int | None = None,
+            pieces: Mapping[str, slice] | None = None,
+        ) -> Tensor:
+            wanted = {role: p for role, p in params.items() if p is not None and id(p) in self._names}
+            if not wanted:
+                return out
+            call = Call(kernel, wanted, config, pieces or {})
+            current.note(call)
+            dim = unit.batch_dim if rows_dim is None else rows_dim
+            return _Tap.apply(out, self._dummy, [s.detach() for s in saved], self._receiver(current, call, dim, unit.name))
+
+        return unit.layer.forward(unit.module, tap, *args, **kwargs)
+
+    def _expand(self, current: _Pass, p: nn.Parameter) -> Tensor:
+        call = Call(PER_EXAMPLE, {"parameter": p})
+        current.note(call)
+        return _Expand.apply(self._dummy, p.detach(), current.rows, self._receiver(current, call, 0, self._names[id(p)]))
+
+    def _receiver(self, current: _Pass, call: Call, dim: int, name: str) -> Callable:
+        used = False
+
+        def receive(saved: tuple[Tensor, ...], b: Tensor) -> None:
+            nonlocal used
+            if used or current is not self._pass:
+                raise LoopMisuse(
+                    "loss.backward() ran twice through the same batch, or on a batch that is over; nothing was changed. "
+                    "Call it once for each batch that the loader gives"
+                )
+            if torch.is_grad_enabled():
+                raise LoopMisuse("backward(create_graph=True) would differentiate through clipping; call loss.backward() without it")
+            if b.shape[dim] != current.rows:
+                raise LoopMisuse(
+                    f"layer {name!r} was run on {b.shape[dim]} rows, but the batch from private.loader has another number; "
+                    "use each batch whole, and evaluate other data under torch.no_grad()"
+                )
+            used = current.received = True
+            if dim:
+                b, saved = b.movedim(dim, 0), tuple(s.movedim(dim, 0) for s in saved)
+            if current.is_shared(call):
+                current.add_shared(call, call.kernel.direct(call, saved, b))
+            else:
+                current.parts.append((call, self._chooser.part(call, saved, b)))
+
+        return receive
+
+    def _refuse_stray_gradient(self, p: nn.Parameter) -> None:
+        p.grad = None  # a raw gradient: nobody may see it
+        raise Unsupported(
+            f"parameter {self._names.get(id(p), '?')!r} got a gradient past its layer: it is used outside the model's forward (a weight "
+            "penalty in the loss?) or the backward pass ran on data that did not come from private.loader. Use the optimizer's "
+            "weight_decay for penalties, torch.no_grad() for other data"
+        )
+
+    # -- the first batch ------------------------------------------------------------------------------------------------
+
+    def _run_probe(self, args: tuple, kwargs: dict) -> None:
+        current = self._pass
+        if current is None:
+            raise RuntimeError("the probe needs an open batch")
+
+        def attempt(units: list[Unit], look: Probe | None, *given: Any, **named: Any) -> Any:
+            self._restore_forwards()
+            self._units, self._probing = units, look
+            self._pass = None if look is not None else self._pass
+            self._replace_forwards()
+            try:
+                return self._model(*given, **named)
+            finally:
+                self._probing = None
+
+        try:
+            units = probe(self._model, self._units, self._parameters, current.rows, args, kwargs, attempt, self._notify)
+            self._restore_forwards()
+            self._units = units
+            self._replace_forwards()
+            self._probed = True
+        finally:
+            self._pass = current
+
+
+def _rows_of(unit: Unit, args: tuple, kwargs: dict, otherwise: int) -> int:
+    tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
+    for x, dim in zip(tensors, unit.arg_dims or [], strict=False):
+        if dim is not None:
+            return x.shape[dim]
+    return otherwise
+
+
+def _recording_forward(engine: Bookkeeping, run: Callable, unit: Unit | None, original: Callable) -> Callable:
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        # A deep copy of the model (an average of weights, say) carries this function along, and is none of our business.
+        if not engine.knows(self):
+            return type(self).forward(self, *args, **kwargs)
+        if not torch.is_grad_enabled():
+            return original(*args, **kwargs)
+        return run(unit, original, args, kwargs)
+
+    return forward

@@ -1,0 +1,129 @@
+"""What a layer must offer so that its per-example gradients can be measured and summed without a second backward pass.
+
+A layer records a `Call` (its inputs, its parameters) in the forward pass. When the output gradient `b` arrives in the backward
+pass, a *kernel* turns (call, b) into a `Part`:
+
+    squared_norms      (rows,)  ||g_i||^2 over the parameters of this call
+    weighted_sum(w)    role -> sum_i w_i g_i; may be called several times, with other weights
+
+`Direct` stores the per-example gradients; `Ghost` stores inputs and output gradients, and never forms them. Both must agree with
+a loop over single examples to rounding; a part's row i depends on row i of its tensors alone, so that a record with NaN in it can
+be taken out (`drop_rows`) without touching the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+
+class Part(Protocol):
+    @property
+    def squared_norms(self) -> Tensor: ...
+    def drop_rows(self, bad: Tensor) -> None: ...
+    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]: ...
+
+
+class Direct:
+    """Per-example gradients, formed: role -> (rows, *shape of the parameter)."""
+
+    def __init__(self, grads: Mapping[str, Tensor]):
+        self.grads = dict(grads)
+        self.squared_norms = sum_of_squares(*self.grads.values())
+
+    def drop_rows(self, bad: Tensor) -> None:
+        for role, g in self.grads.items():
+            self.grads[role] = without_rows(g, bad)
+
+    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
+        return {role: (weights @ g.flatten(1)).view(g.shape[1:]) for role, g in self.grads.items()}
+
+
+class Ghost:
+    """Norms already known; `finish(weights, *tensors)` makes the weighted sums. Every tensor has rows first."""
+
+    def __init__(self, squared_norms: Tensor, tensors: tuple[Tensor, ...], finish: Callable[..., dict[str, Tensor]]):
+        self.squared_norms = squared_norms
+        self._tensors = tensors
+        self._finish = finish
+
+    def drop_rows(self, bad: Tensor) -> None:
+        self._tensors = tuple(without_rows(t, bad) for t in self._tensors)
+
+    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
+        return self._finish(weights, *self._tensors)
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One use of some parameters in the forward pass. `params` holds the trainable ones only, by role ("weight", "bias").
+
+    `pieces` says, for a role, which leading rows of its parameter it stands for (a packed projection); the whole if absent.
+    """
+
+    kernel: Kernel
+    params: Mapping[str, nn.Parameter]
+    config: Hashable = None
+    pieces: Mapping[str, slice] = field(default_factory=dict)
+
+
+class Kernel:
+    """A way to per-example gradients for one kind of layer.
+
+    `direct` is required: it serves parameters that are used more than once (tied weights, a module called twice), whose
+    per-example gradients must be added before the norm is taken. `candidates` may offer faster ways; the engine times them once
+    for each shape and keeps the best, or takes the *first* where the choice must not depend on a clock.
+    """
+
+    def direct(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> dict[str, Tensor]:
+        raise NotImplementedError
+
+    def candidates(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> dict[str, Way]:  # noqa: ARG002
+        return {"direct": self.direct_part}
+
+    def direct_part(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> Part:
+        return Direct(self.direct(call, saved, b))
+
+
+Way = Callable[[Call, tuple[Tensor, ...], Tensor], Part]
+
+
+def sum_of_squares(*tensors: Tensor) -> Tensor:
+    """(rows,): the squared l2 norm of each row over all tensors."""
+    total = None
+    for t in tensors:
+        flat = t.flatten(1)
+        flat = flat.float() if flat.dtype in (torch.float16, torch.bfloat16) else flat
+        squares = torch.linalg.vector_norm(flat, dim=1).square_()
+        total = squares if total is None else total + squares
+    if total is None:
+        raise ValueError("sum_of_squares needs at least one tensor")
+    return total
+
+
+def without_rows(t: Tensor, bad: Tensor) -> Tensor:
+    """A copy whose bad rows are zero. Never in place: t may be the user's own batch."""
+    return t.masked_fill(bad.view(-1, *[1] * (t.dim() - 1)), 0)
+
+
+def scale_rows(t: Tensor, weights: Tensor) -> Tensor:
+    """t with row i multiplied by weights[i]."""
+    return t * weights.to(t.dtype).view(-1, *[1] * (t.dim() - 1))
+
+
+def gram_squared_norms(a: Tensor, b: Tensor) -> Tensor:
+    """||sum_t a_t b_t^T||_F^2 for each row of a (rows, T, p) and b (rows, T, d), from T x T Gram matrices.
+
+    Sound under rounding: where the T terms cancel, a Gram sum can read less than the truth, even below zero. So the rounding error
+    that the sum can carry, a few eps of (sum_t |a_t||b_t|)^2, is added: the result is never below the true norm by more than that.
+    """
+    gram_a = torch.bmm(a, a.mT)
+    gram_b = torch.bmm(b, b.mT)
+    lengths = gram_a.diagonal(dim1=1, dim2=2) * gram_b.diagonal(dim1=1, dim2=2)
+    reach = lengths.clamp_min(0).sqrt().sum(1).square()
+    total = (gram_a.flatten(1) * gram_b.flatten(1)).sum(1)
+    return total.clamp_min(0) + 16 * torch.finfo(a.dtype).eps * reach

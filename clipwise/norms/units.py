@@ -1,0 +1,123 @@
+"""Units: the modules whose outputs are tapped, and the way each runs while the engine records.
+
+A unit is a module with a rule of its own (layers/), or, where there is none, a module that is run *generically*: its parameters are
+expanded to one copy a row and its forward pass is mapped over the rows (torch.func.vmap; a loop where vmap cannot), so that ordinary
+autograd hands back one gradient a row. Generic is exact for any code that treats rows alike, only slower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from clipwise.norms.kernel import Call, Kernel
+from clipwise.norms.layers import Layer, find_layer
+
+
+@dataclass
+class Unit:
+    name: str
+    module: nn.Module
+    layer: Layer | None  # None: generic
+    batch_dim: int = 0
+    arg_dims: list[int | None] | None = None  # generic: the batch dimension of each tensor argument, None for none
+    out_dims: list[int | None] | None = None
+    use_loop: bool = False  # generic: vmap cannot, so loop
+
+
+class PerExample(Kernel):
+    """The generic engine's kernel: b *is* the per-example gradient of the one parameter of the call."""
+
+    def direct(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> dict[str, Tensor]:  # noqa: ARG002
+        return {next(iter(call.params)): b}
+
+
+PER_EXAMPLE = PerExample()
+
+
+def find_units(model: nn.Module, trainable: Collection[int]) -> list[Unit]:
+    """The units that cover every trainable parameter (by id) of the model, outermost first."""
+    units: list[Unit] = []
+    seen: set[int] = set()
+
+    def visit(name: str, module: nn.Module) -> None:
+        if id(module) in seen or not any(id(p) in trainable for p in module.parameters()):
+            return
+        seen.add(id(module))
+        found = find_layer(module)
+        if found is not None or any(id(p) in trainable for p in module._parameters.values()):
+            units.append(Unit(name, module, found))
+            return
+        for child_name, child in module.named_children():
+            visit(f"{name}.{child_name}" if name else child_name, child)
+
+    visit("", model)
+    return units
+
+
+def run_generic(unit: Unit, expand: Callable[[nn.Parameter], Tensor], rows: int, original: Callable, args: tuple, kwargs: dict) -> Any:
+    """The unit's forward pass, row by row, with parameters from `expand` (rows, *shape), so that each row has its own."""
+    leaves, spec = tree_flatten((args, kwargs))
+    dims = iter(unit.arg_dims or [])
+    in_dims = [next(dims, None) if isinstance(leaf, Tensor) else None for leaf in leaves]
+    params = {name: expand(p) for name, p in unit.module.named_parameters() if p.requires_grad}
+    out_spec = None
+
+    def single(own: dict[str, Tensor], row: list[Any]) -> tuple[Tensor, ...]:
+        nonlocal out_spec
+        batched = [x if d is None else x.unsqueeze(d) for x, d in zip(row, in_dims, strict=True)]
+        one_args, one_kwargs = tree_unflatten(batched, spec)
+        # The unit's own forward is replaced while the engine records; call the one it had.
+        out = functional_call(_Original(unit.module, original), {f"module.{k}": v for k, v in own.items()}, one_args, one_kwargs)
+        out_leaves, out_spec = tree_flatten(out)
+        if not all(isinstance(leaf, Tensor) for leaf in out_leaves):
+            raise TypeError("a generic unit must return tensors")
+        return tuple(leaf if d is None else leaf.squeeze(d) for leaf, d in zip(out_leaves, unit.out_dims or [], strict=True))
+
+    if unit.use_loop:
+        each = []
+        for i in range(rows):
+            row = [x if d is None else x.select(d, i) for x, d in zip(leaves, in_dims, strict=True)]
+            each.append(single({k: v[i] for k, v in params.items()}, row))
+        outs = [torch.stack(column) for column in zip(*each, strict=True)]
+    else:
+        tensors = [x for x in leaves if isinstance(x, Tensor)]
+        places = [i for i, x in enumerate(leaves) if isinstance(x, Tensor)]
+
+        def mapped(own: dict[str, Tensor], given: list[Tensor]) -> tuple[Tensor, ...]:
+            row = list(leaves)
+            for i, x in zip(places, given, strict=True):
+                row[i] = x
+            return single(own, row)
+
+        outs = list(vmap(mapped, in_dims=(0, [in_dims[i] for i in places]), randomness="different")(params, tensors))
+    outs = [
+        o[0] if d is None else o.movedim(0, d) for o, d in zip(outs, unit.out_dims or [], strict=True)
+    ]
+    return tree_unflatten(outs, out_spec)
+
+
+class _Original(nn.Module):
+    """Calls a module's own forward where its instance attribute `forward` has been replaced."""
+
+    def __init__(self, module: nn.Module, original: Callable):
+        super().__init__()
+        self.module = module
+        self._original = original
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._original(*args, **kwargs)
+
+
+def tensor_shapes(tree: Any) -> list[torch.Size]:
+    return [leaf.shape for leaf in tree_flatten(tree)[0] if isinstance(leaf, Tensor)]
+
+
+def detached(tree: Any) -> Any:
+    return tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, tree)

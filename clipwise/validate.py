@@ -1,0 +1,54 @@
+"""Checks of arguments, shared by every room. Each names the argument, the value and the remedy.
+
+No privacy check is an `assert`: they hold under `python -O` too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from numbers import Real
+
+from clipwise.types import BadArgument
+
+
+def _number(name: str, value: object, remedy: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise BadArgument(f"{name}={value!r} is not a number; {remedy}")
+    return float(value)
+
+
+def positive(name: str, value: object, remedy: str = "give a finite number above 0") -> float:
+    number = _number(name, value, remedy)
+    if not (math.isfinite(number) and number > 0):
+        raise BadArgument(f"{name}={value!r} must be finite and above 0; {remedy}")
+    return number
+
+
+def non_negative(name: str, value: object, remedy: str = "give a finite number, 0 or above") -> float:
+    number = _number(name, value, remedy)
+    if not (math.isfinite(number) and number >= 0):
+        raise BadArgument(f"{name}={value!r} must be finite and not below 0; {remedy}")
+    return number
+
+
+def probability(name: str, value: object, *, one_allowed: bool, remedy: str) -> float:
+    """A number in (0, 1), or in (0, 1] if one_allowed."""
+    number = _number(name, value, remedy)
+    if not (0 < number < 1 or (one_allowed and number == 1)):
+        raise BadArgument(f"{name}={value!r} must lie in (0, 1{']' if one_allowed else ')'}; {remedy}")
+    return number
+
+
+def count(name: str, value: object, *, least: int = 1, remedy: str | None = None) -> int:
+    remedy = remedy or f"give a whole number of at least {least}"
+    number = _number(name, value, remedy)
+    if not (math.isfinite(number) and number == int(number) and number >= least):
+        raise BadArgument(f"{name}={value!r} must be a whole number of at least {least}; {remedy}")
+    return int(number)
+
+
+def choice(name: str, value: object, allowed: Collection[str]) -> str:
+    if not isinstance(value, str) or value not in allowed:
+        raise BadArgument(f"{name}={value!r} is not known; choose one of {', '.join(sorted(allowed))}")
+    return value
