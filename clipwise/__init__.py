@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from clipwise.attach import Private, attach
-    from clipwise.fix import fix
+    from clipwise.dropin import Private, attach
+    from clipwise.fixing import fix
     from clipwise.plan import Plan
     from clipwise.step import private_step
     from clipwise.train import fit
 
 _HOME = {
-    "attach": "clipwise.attach",
-    "Private": "clipwise.attach",
-    "fix": "clipwise.fix",
+    "attach": "clipwise.dropin",
+    "Private": "clipwise.dropin",
+    "fix": "clipwise.fixing",
     "fit": "clipwise.train",
     "Plan": "clipwise.plan",
     "private_step": "clipwise.step",

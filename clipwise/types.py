@@ -53,7 +53,10 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True)
 class Released:
-    """Noised sums, and nothing else: whoever holds one holds only post-processing of the private data."""
+    """Noised sums, and nothing else: whoever holds one holds only post-processing of the private data.
+
+    The optimizer stage re-uses the gradient's memory: a method that keeps a part of it in its state keeps a copy.
+    """
 
     gradient: tuple[Tensor, ...]  # one tensor for each trainable parameter, in the plan's order
     sides: Mapping[str, Tensor] = field(default_factory=dict)

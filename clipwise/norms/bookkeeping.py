@@ -126,6 +126,11 @@ class Bookkeeping:
         self._in_root = False
         self._hooks: list[Any] = []
 
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The trainable parameters, in the order of the tape's sums."""
+        return self._parameters
+
     # -- in and out of the model ---------------------------------------------------------------------------------------
 
     def install(self) -> None:

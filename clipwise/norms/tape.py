@@ -28,6 +28,8 @@ class Tape:
         for _, part in parts:
             squares += part.squared_norms.to(squares)
         self.norms = squares.sqrt_() * scale
+        # Norms and sums carry rounding errors of a few eps; weights shrunk by this much keep the bound true all the same.
+        self.slack = 16 * max(torch.finfo(p.dtype).eps for p in parameters)
         bad = ~self.norms.isfinite()
         if bad.any():
             for _, part in parts:

@@ -1,0 +1,40 @@
+"""Clipping methods, one file each; the registry below is all that the rest of the house sees of them."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, fields
+from typing import Any
+
+from clipwise import validate
+from clipwise.clipping.contract import Context, Method, bounded, option
+from clipwise.clipping.fixed import Fixed
+from clipwise.types import BadArgument
+
+METHODS: dict[str, type[Method]] = {kind.name: kind for kind in (Fixed,)}
+
+
+def make_method(name: str, **options: Any) -> Method:
+    """The method by its name, with its options checked: an unknown one is refused, with the list of those it has."""
+    kind = METHODS[validate.choice("method", name, METHODS)]
+    known = {f.name for f in fields(kind)}
+    for given in options:
+        if given not in known:
+            raise BadArgument(f"{given}={options[given]!r} is not an option of method {name!r}; it has {', '.join(sorted(known)) or 'none'}")
+    return kind(**options)
+
+
+def method_options(name: str) -> list[dict[str, Any]]:
+    """Name, type, default and meaning of each option, for the command line and the docs."""
+    kind = METHODS[validate.choice("method", name, METHODS)]
+    return [
+        {
+            "name": f.name,
+            "type": f.type if isinstance(f.type, str) else f.type.__name__,
+            "default": None if f.default is MISSING else f.default,
+            "help": f.metadata.get("help", ""),
+        }
+        for f in fields(kind)
+    ]
+
+
+__all__ = ["METHODS", "Context", "Fixed", "Method", "bounded", "make_method", "method_options", "option"]

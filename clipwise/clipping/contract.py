@@ -1,0 +1,80 @@
+"""The clipping contract: all that the rest of the house knows of a method.
+
+| name | sees | returns | rule |
+| --- | --- | --- | --- |
+| `side_queries(context)` | public facts | SideQuery... | known before training, so that the plan can split the noise |
+| `init(context)` | public facts | state | a NamedTuple of numbers and tensors, serialisable |
+| `l2_bound(state)` | state | float | bounds weights[i] * norms[i] for *any* norms |
+| `decide(state, norms, groups)` | **private norms** | Decision | row i from row i alone; a non-finite norm gets weight 0; no rows is allowed |
+| `update(state, released, context, step)` | **noised sums only** | next state | post-processing: raw norms cannot reach it |
+
+Two functions where papers write one loop, on purpose: the next state can depend on the data only through `released`. A method is a frozen
+dataclass whose fields are its options (public), in one file under 80 lines, joined by one line in `clipwise/clipping/__init__.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from clipwise.types import Decision, Released, SideQuery
+
+
+class Context(NamedTuple):
+    """Public facts of a run that a method may need."""
+
+    expected_batch_size: float
+    noise_multiplier: float  # the total of the first step
+    parameters: int  # numbers in the model that are trained
+    steps: int  # planned
+
+
+def option(default: Any, help: str) -> Any:  # noqa: A002
+    """A field of a method with the sentence that `clipwise methods NAME` prints for it."""
+    return dataclasses.field(default=default, metadata={"help": help})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Method:
+    """Base of every clipping method. Options are checked in `__post_init__`, before any data is touched."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    reference: ClassVar[str]
+    sound: ClassVar[bool] = True
+
+    def side_queries(self, context: Context) -> tuple[SideQuery, ...]:  # noqa: ARG002
+        return ()
+
+    def init(self, context: Context) -> NamedTuple:
+        raise NotImplementedError
+
+    def l2_bound(self, state: Any) -> float:
+        raise NotImplementedError
+
+    def decide(self, state: Any, norms: Tensor, groups: Tensor | None = None) -> Decision:
+        raise NotImplementedError
+
+    def update(self, state: Any, released: Released, context: Context, step: int) -> Any:  # noqa: ARG002
+        return state
+
+    def learning_rate(self, state: Any) -> float | None:  # noqa: ARG002
+        """The rate for the next step, for a method that learns it; None leaves the user's own rate and scheduler alone."""
+        return None
+
+    def noise_multiplier(self, total: float, state: Any, step: int) -> float:  # noqa: ARG002
+        """The total multiplier of this step, for a method that changes it by a public rule."""
+        return total
+
+
+def bounded(weights: Tensor, norms: Tensor, l2_bound: float) -> Tensor:
+    """Weights made safe: 0 for a non-finite norm or weight, and never more than l2_bound / norm.
+
+    Every method ends its `decide` here, so that the bound holds by construction even where its own formula overflows or underflows.
+    """
+    usable = norms.isfinite() & weights.isfinite()
+    ceiling = torch.where(norms > 0, l2_bound / norms, torch.inf)
+    return torch.where(usable, torch.minimum(weights, ceiling), 0.0)

@@ -1,0 +1,246 @@
+"""The drop-in for an existing training loop: model, optimizer and loader in; the same three out, private.
+
+    private = clipwise.attach(model, optimizer, loader, epsilon=3.0, delta=1e-5, epochs=10)
+    for epoch in range(10):
+        for x, y in private.loader:
+            optimizer.zero_grad()
+            loss = criterion(model(x), y)
+            loss.backward()
+            optimizer.step()
+    print(private.epsilon(), private.statement().to_markdown())
+
+Model and optimizer stay the objects they were. `loss.backward()` leaves no gradient on the parameters; `optimizer.step()` clips, sums, charges,
+adds noise, puts the *released* gradient on p.grad, and then takes the optimizer's own step.
+
+Guarantee: the parameters change only by released gradients, one noise draw and one ledger line a logical step, however it is split; a loop
+that does anything out of order gets an error and changes nothing.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset
+
+from clipwise.clipping import Method
+from clipwise.optim import set_learning_rate, write_gradients
+from clipwise.report import Statement
+from clipwise.run import Run
+from clipwise.sampling import PhysicalBatch
+from clipwise.step import Partial, absorb, release
+from clipwise.types import LoopMisuse
+
+
+class PrivateLoader:
+    """Poisson batches of the user's data set; one pass is one epoch's number of steps."""
+
+    def __init__(self, private: Private, dataset: Dataset):
+        self._private = private
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        """Logical batches in an epoch, as the user's own loader would have."""
+        return self._private.run.plan.steps_per_epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._private._epoch()
+
+
+class Private:
+    """A loop made private. Made by `attach`; `detach` gives everything back."""
+
+    def __init__(self, run: Run, optimizer: Optimizer, loader: DataLoader, lr_scheduler: Any):
+        self.run = run
+        self.model = run.model
+        self.optimizer = optimizer
+        self.loader = PrivateLoader(self, loader.dataset)
+        self.stepped = False  # whether the last optimizer.step() completed a logical batch
+        self._batch: PhysicalBatch | None = None
+        self._partial = Partial()
+        self._epochs_begun = 0
+        self._scheduler = lr_scheduler
+        self._warned = False
+        self._install()
+
+    def epsilon(self, delta: float | None = None) -> float:
+        """Epsilon so far, from the ledger; at the delta given to `attach`, or another."""
+        return self.run.epsilon(delta)
+
+    def statement(self) -> Statement:
+        """What is guaranteed, under which assumptions, and what is not."""
+        return self.run.statement()
+
+    def detach(self) -> None:
+        """Model, optimizer and scheduler as they were; the ledger is closed. May be called twice."""
+        self._uninstall()
+        self._drop()
+        self.run.close()
+
+    # -- batches ---------------------------------------------------------------------------------------------------------
+
+    def _epoch(self) -> Iterator[Any]:
+        self._epochs_begun += 1
+        mine, count = self._epochs_begun, len(self.loader)
+        affordable = self.run.affordable(count)
+        first = self.run.state.step
+        try:
+            for batch, records in self.run.batches.batches(range(first, first + affordable)):
+                self.run.engine.open(batch.rows)
+                self._batch = batch
+                yield records
+                if mine != self._epochs_begun:
+                    raise LoopMisuse("two loops ran over private.loader at once; run one after the other")
+                if self._batch is not None:
+                    raise LoopMisuse(
+                        "a batch of private.loader was not followed by optimizer.step(); a step that is left out because of its data would leak. "
+                        "Call loss.backward() and optimizer.step() for every batch"
+                    )
+        finally:
+            if mine == self._epochs_begun:
+                self._drop()  # a loop left in the middle: what was summed of an unfinished logical batch is forgotten
+        if affordable < count:
+            raise self.run.exhausted()
+
+    def _drop(self) -> None:
+        self._batch, self._partial = None, Partial()
+
+    # -- the step --------------------------------------------------------------------------------------------------------
+
+    def _step(self, take_step: Callable[[], Any]) -> Any:
+        run, batch = self.run, self._batch
+        self._refuse_changed_parameters()
+        tape = run.engine.close()  # raises where there was no backward
+        if batch is None:
+            raise LoopMisuse("optimizer.step() came for a batch that is not from private.loader; nothing was changed")
+        absorb(run.plan, run.state, self._partial, tape, masked=batch.masked)
+        del tape
+        self._batch, self.stepped = None, batch.last
+        if not batch.last:
+            self._warn_of_scheduler()
+            self.optimizer.zero_grad()
+            return None
+        partial, self._partial = self._partial, Partial()
+        learning_rate = run.plan.method.learning_rate(run.state.method)
+        released, run.state = release(run.plan, run.state, partial, run.noise, run.ledger)
+        write_gradients(run.engine.parameters, released, run.plan.expected_batch_size)
+        set_learning_rate(self.optimizer, learning_rate)
+        return take_step()
+
+    def _refuse_changed_parameters(self) -> None:
+        known = {id(p) for p in self.run.engine.parameters}
+        in_model = {id(p) for p in self.model.parameters() if p.requires_grad}
+        in_optimizer = {id(p) for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad}
+        if not known == in_model == in_optimizer:
+            raise LoopMisuse(
+                "the trainable parameters of model or optimizer are not those that were attached (one was added, replaced, frozen or unfrozen); "
+                "nothing was changed. Call detach(), make the change, and attach again: the ledger file can be the same"
+            )
+
+    def _warn_of_scheduler(self) -> None:
+        unknown = self._scheduler is None and getattr(self._plain_step, "_wrapped_by_lr_sched", False)
+        if unknown and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "clipwise: a learning-rate scheduler drives this optimizer and max_physical_batch splits batches; pass attach(lr_scheduler=...), "
+                "or call scheduler.step() only when private.stepped, so that it moves once a logical step",
+                stacklevel=4,
+            )
+
+    # -- in and out of the optimizer -------------------------------------------------------------------------------------
+
+    def _install(self) -> None:
+        private = self
+        self.optimizer.zero_grad()
+        self.run.engine.install()
+        self._plain_step = self.optimizer.step
+
+        def step(optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ARG001
+            value = None
+            if closure is not None:
+                with torch.enable_grad():
+                    value = closure()
+            private._step(private._plain_step)
+            return value
+
+        # A bound method, because schedulers that are made later look for its __func__; marked where one has wrapped it before.
+        step._wrapped_by_lr_sched = getattr(self._plain_step, "_wrapped_by_lr_sched", False)  # type: ignore[attr-defined]
+        if not step._wrapped_by_lr_sched:  # type: ignore[attr-defined]
+            del step._wrapped_by_lr_sched  # type: ignore[attr-defined]
+        self._had_own_step = "step" in self.optimizer.__dict__
+        self.optimizer.step = MethodType(step, self.optimizer)  # type: ignore[method-assign]
+        if self._scheduler is not None:
+            plain = self._scheduler.step
+            self._scheduler.step = lambda *args, **kwargs: plain(*args, **kwargs) if private.stepped else None
+
+    def _uninstall(self) -> None:
+        if self._had_own_step:
+            self.optimizer.step = self._plain_step  # type: ignore[method-assign]
+        else:
+            self.optimizer.__dict__.pop("step", None)
+        if self._scheduler is not None:
+            self._scheduler.__dict__.pop("step", None)
+            self._scheduler = None
+
+
+def attach(
+    model: nn.Module,
+    optimizer: Optimizer,
+    loader: DataLoader,
+    *,
+    epsilon: float | None = None,
+    noise_multiplier: float | None = None,
+    delta: float | None = None,
+    epochs: float | None = None,
+    method: str | Method = "fixed",
+    expected_batch_size: float | None = None,
+    sample_rate: float | None = None,
+    loss_reduction: str = "mean",
+    max_physical_batch: int | None = None,
+    accountant: str = "best",
+    engine: str = "fast",
+    lr_scheduler: Any = None,
+    seed: int | None = None,
+    ledger: str | Path | None = None,
+    **method_options: Any,
+) -> Private:
+    """Make an existing training loop private. Everything is checked here, before any data is touched.
+
+    epsilon or noise_multiplier: the target (noise is calibrated for `epochs`), or the noise itself. delta: below 1 / size of the data set.
+    method and its options (threshold=1.0 for "fixed"): see `clipwise methods`.
+    expected_batch_size, sample_rate: public numbers; by default the loader's batch size, and that over the data set's size, which is then
+    treated as public.
+    loss_reduction: how the loss that you call backward() on combines the examples, "mean" or "sum". It must treat them alike: a mean over
+    *tokens that are not padding*, or a loss that compares examples, lets one example change another's share, and no bound would hold.
+    max_physical_batch: split larger batches, exactly; give the lr_scheduler too, so that it moves once a logical step.
+    engine: "fast", or "generic" (torch.func for the whole model; slower, for models that change shape from call to call).
+    seed: for studies and tests only; without it the randomness comes from the operating system.
+    ledger: a file for the privacy ledger; an existing one goes on, and what it holds counts.
+    """
+    run = Run(
+        model,
+        optimizer,
+        loader,
+        epsilon=epsilon,
+        noise_multiplier=noise_multiplier,
+        delta=delta,
+        epochs=epochs,
+        method=method,
+        method_options=method_options,
+        expected_batch_size=expected_batch_size,
+        sample_rate=sample_rate,
+        loss_reduction=loss_reduction,
+        max_physical_batch=max_physical_batch,
+        accountant=accountant,
+        engine=engine,
+        seed=seed,
+        ledger=ledger,
+        notify=lambda message: warnings.warn(message, stacklevel=2),
+    )
+    return Private(run, optimizer, loader, lr_scheduler)

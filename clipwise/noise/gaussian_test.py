@@ -1,0 +1,83 @@
+"""The noise is normal, keyed, independent, and never drawn twice."""
+
+import pytest
+import torch
+from scipy import stats
+
+from clipwise.keystream import Key
+from clipwise.noise import GaussianNoise
+from clipwise.types import BadArgument, LoopMisuse
+
+
+def draw(count, *, key=None, step=0, rank=0, std=1.0, dtype=torch.float32):
+    return GaussianNoise(key or Key.from_seed(1), rank=rank).add([torch.zeros(count, dtype=dtype)], std, step=step)[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_standard_normal_by_kolmogorov_smirnov_and_variance(dtype):
+    x = draw(500_000, dtype=dtype).double().numpy()
+    assert stats.kstest(x, "norm").pvalue > 1e-4
+    low, high = stats.chi2(len(x)).ppf([1e-6, 1 - 1e-6])
+    assert low < (x**2).sum() < high
+    assert not low < ((0.99 * x) ** 2).sum() < high  # the test would see 1 % of missing noise
+    assert abs(stats.kurtosis(x)) < 0.05
+    assert abs(x).max() > 4.3
+
+
+def test_tails_reach_beyond_the_32_bit_limit():
+    """The smallest u is 2^-62, so that the radius can reach 9.27; 31 bits alone would end at 6.6."""
+    noise = GaussianNoise(Key.from_seed(0))
+
+    class Zeros:
+        def update_into(self, data, buffer):
+            buffer[: len(data)] = bytes(len(data))
+            return len(data)
+
+    noise._key = type("K", (), {"keystream": lambda self, **_: Zeros()})()
+    assert float(noise.add([torch.zeros(2)], 1.0, step=0)[0].abs().max()) == pytest.approx((2 * 62 * 0.693147) ** 0.5, rel=1e-3)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, (1 << 17) - 1, 1 << 17, (1 << 17) + 1, (1 << 18) + 5])
+def test_every_size_is_filled(count):
+    x = draw(count)
+    assert x.shape == (count,)
+    assert x.isfinite().all()
+    assert (x != 0).all()
+
+
+def test_noise_is_a_function_of_key_step_rank_and_tensor():
+    same = draw(100)
+    assert torch.equal(same, draw(100))
+    torch.manual_seed(3)
+    assert torch.equal(same, draw(100))
+    others = [draw(100, step=1), draw(100, rank=1), draw(100, key=Key.from_seed(2))]
+    two = GaussianNoise(Key.from_seed(1)).add([torch.zeros(100), torch.zeros(100)], 1.0, step=0)
+    assert torch.equal(two[0], same)
+    for other in [*others, two[1]]:
+        assert not torch.isin(other, same).any()
+        assert abs(torch.corrcoef(torch.stack([same, other]))[0, 1]) < 0.5
+
+
+def test_fresh_keys_differ_and_do_not_print():
+    a, b = Key.fresh(), Key.fresh()
+    assert a.secret != b.secret
+    assert a.secret.hex() not in repr(a)
+    assert not a.seeded
+
+
+def test_a_past_step_is_refused_and_a_second_query_gets_its_own_stream():
+    noise = GaussianNoise(Key.from_seed(0))
+    first = noise.add([torch.zeros(5)], 1.0, step=3)[0]
+    assert not torch.isin(noise.add([torch.zeros(5)], 1.0, step=3)[0], first).any()
+    with pytest.raises(LoopMisuse, match="step 2"):
+        noise.add([torch.zeros(5)], 1.0, step=2)
+
+
+def test_std_scales_and_zero_adds_nothing():
+    assert torch.allclose(draw(100, std=3.0), 3 * draw(100))
+    assert torch.equal(draw(100, std=0.0), torch.zeros(100))
+
+
+def test_bad_seed():
+    with pytest.raises(BadArgument, match="seed=-1"):
+        Key.from_seed(-1)

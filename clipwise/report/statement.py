@@ -1,0 +1,118 @@
+"""The privacy statement: one page that says what is guaranteed, for whom, under which assumptions, and what is not.
+
+It is made from the plan and the ledger, never from what was measured.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statement:
+    private: bool
+    epsilon: float
+    delta: float | None
+    accountant: str
+    target_epsilon: float | None
+    method: str
+    method_options: dict[str, Any]
+    reference: str
+    sound: bool
+    unit: str = "one record (one row) of the training set"
+    neighbours: str = "add or remove one record"
+    sampler: str = "Poisson: each record joins each batch with probability q, independently"
+    sample_rate: float
+    expected_batch_size: float
+    steps: int
+    planned_steps: int | None
+    noise_multiplier: float
+    side_queries: tuple[dict[str, Any], ...] = ()
+    size_is_public: bool
+    seeded: bool
+    ledger: str
+    ledger_head: str
+    tuning: str = "nothing was tuned on this data by Clipwise; runs made before this one are not counted here"
+    notes: tuple[str, ...] = ()
+    versions: str
+
+    def to_dict(self) -> dict[str, Any]:
+        values = asdict(self)
+        return {f.name: None if _infinite(values[f.name]) else values[f.name] for f in fields(self)}
+
+    def to_markdown(self) -> str:
+        lines = ["# Privacy statement", "", *self._headline(), "", "| what | value |", "| --- | --- |"]
+        lines += [f"| {what} | {value} |" for what, value in self._rows()]
+        lines += ["", "## What is not covered", ""]
+        lines += [f"- {line}" for line in self._limits()]
+        if self.notes:
+            lines += ["", "## Notes", "", *[f"- {note}" for note in self.notes]]
+        return "\n".join(lines) + "\n"
+
+    def _headline(self) -> list[str]:
+        if not self.private:
+            return ["**This model was trained without privacy.** No guarantee holds: epsilon is infinite."]
+        if not math.isfinite(self.epsilon):
+            return [f"**No meaningful guarantee holds**: epsilon is infinite at delta = {self.delta}."]
+        if self.delta is None:
+            return ["Trained with differential privacy; give a delta to state epsilon."]
+        return [
+            f"The released model is **({_figure(self.epsilon)}, {self.delta:g})-differentially private** with respect to {self.unit}, "
+            f"under the relation: {self.neighbours}."
+        ]
+
+    def _rows(self) -> list[tuple[str, str]]:
+        target = "none" if self.target_epsilon is None else f"{self.target_epsilon:g}"
+        rows = [
+            ("unit of privacy", self.unit),
+            ("neighbouring relation", self.neighbours),
+            ("epsilon at delta", f"{_figure(self.epsilon)} at {self.delta if self.delta is None else format(self.delta, 'g')}"),
+            ("accountant", self.accountant),
+            ("target epsilon", target),
+            ("sampler", self.sampler),
+            ("sample rate q", f"{self.sample_rate:.10g}"),
+            ("expected batch size (the denominator)", f"{self.expected_batch_size:g}"),
+            ("steps charged", f"{self.steps}" + ("" if self.planned_steps is None else f" of {self.planned_steps} planned")),
+            ("noise multiplier (noise std / l2 bound, all queries of a step together)", f"{self.noise_multiplier:.6g}"),
+            ("clipping method", f"{self.method} {self.method_options or ''} ({self.reference})"),
+        ]
+        rows += [
+            ("side query", f"{q['name']}: l2 bound {q['l2_bound']:g}, noise multiplier {q['noise_multiplier']:g}") for q in self.side_queries
+        ]
+        return [
+            *rows,
+            ("size of the data set", "treated as public" if self.size_is_public else "not used: rate and batch size were given"),
+            ("randomness", "AES-256-CTR keystream, key from " + ("a seed" if self.seeded else "the operating system, never stored")),
+            ("ledger", f"{self.ledger}, head {self.ledger_head[:16]}"),
+            ("tuning", self.tuning),
+            ("software", self.versions),
+        ]
+
+    def _limits(self) -> list[str]:
+        limits = [
+            "Architecture, hyper-parameters, the number of steps and the code were chosen outside the guarantee; if they were chosen by looking at "
+            "this data, that choice is not covered.",
+            "Accuracy and other figures on test data are functions of the test data, which this statement does not protect.",
+            "Losses, outputs and gradients that the training loop itself printed or stored are not covered; Clipwise releases only noised gradients.",
+            "Sums and noise are floating-point numbers: attacks on their last bits (Mironov 2012) are outside the guarantee.",
+        ]
+        if self.seeded:
+            limits.insert(
+                0,
+                "**The randomness came from a seed.** The guarantee holds only while the seed stays secret and is used for no other run on this data: "
+                "for studies and tests, not for release.",
+            )
+        if not self.sound and self.private:
+            limits.insert(0, "**The clipping method has no valid guarantee.** Epsilon is reported as infinite.")
+        return limits
+
+
+def _infinite(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+def _figure(epsilon: float) -> str:
+    """Rounded up, so that what is printed is never below what was computed."""
+    return "infinity" if not math.isfinite(epsilon) else f"{math.ceil(epsilon * 1e4) / 1e4:.4f}"

@@ -1,0 +1,106 @@
+"""Poisson batches from a user's own DataLoader: same data set, collate function and workers; another sampler.
+
+A logical batch is split into physical ones of at most `max_physical_batch` rows. An empty logical batch is delivered as one *masked* row of
+zeros, because user code (a mean loss, an LSTM) fails on no rows; its weight is zero, so that it contributes nothing. What a Poisson sampler cannot
+honour (an IterableDataset, a weighted sampler, ...) is refused by name.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+
+from clipwise.keystream import Key
+from clipwise.sampling.poisson import PoissonSampler
+from clipwise.types import BadArgument, Unsupported
+
+
+@dataclass(frozen=True)
+class PhysicalBatch:
+    """What the step must know of a batch beside its records. Private: the realised size never leaves the step."""
+
+    step: int
+    rows: int  # as delivered, the masked row included
+    masked: bool  # the one row stands for an empty batch
+    last: bool  # of its logical batch
+
+
+class _Collate:
+    """The user's collate function, and the masked row for an empty batch. A class, so that workers can be spawned."""
+
+    def __init__(self, collate: Callable[[list], Any], masked: Any):
+        self._collate, self._masked = collate, masked
+
+    def __call__(self, records: list) -> Any:
+        if records:
+            return self._collate(records)
+        return tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, self._masked)
+
+
+class PoissonLoader:
+    """Delivers (PhysicalBatch, batch) for the steps that it is asked for."""
+
+    def __init__(self, loader: DataLoader, sampler: PoissonSampler, key: Key, *, max_physical_batch: int | None):
+        self._loader, self._sampler, self._key = loader, sampler, key
+        self._most = max_physical_batch
+        collate = loader.collate_fn
+        template = collate([loader.dataset[0]])
+        masked = tree_map(lambda x: torch.zeros_like(x) if isinstance(x, Tensor) else x, template)
+        self._collate = _Collate(collate, masked)
+
+    def batches(self, steps: Iterable[int]) -> Iterator[tuple[PhysicalBatch, Any]]:
+        """The batches of the given steps. Workers may draw ahead; a draw is a function of the step, so nothing is lost if they do."""
+        waiting: deque[PhysicalBatch] = deque()
+
+        def indices() -> Iterator[list[int]]:
+            for step in steps:
+                drawn = self._sampler.draw(self._key, step).tolist()
+                most = self._most or max(1, len(drawn))
+                pieces = [drawn[i : i + most] for i in range(0, len(drawn), most)] or [[]]
+                for i, piece in enumerate(pieces):
+                    waiting.append(PhysicalBatch(step, max(1, len(piece)), masked=not piece, last=i == len(pieces) - 1))
+                    yield piece
+
+        old = self._loader
+        inner = DataLoader(
+            old.dataset,
+            batch_sampler=indices(),  # type: ignore[arg-type]
+            collate_fn=self._collate,
+            num_workers=old.num_workers,
+            pin_memory=old.pin_memory,
+            timeout=old.timeout,
+            worker_init_fn=old.worker_init_fn,
+            multiprocessing_context=old.multiprocessing_context,
+            prefetch_factor=old.prefetch_factor,
+        )
+        for batch in inner:
+            yield waiting.popleft(), batch
+
+
+def check_loader(loader: DataLoader) -> int:
+    """The number of records, after refusing what a Poisson sampler cannot honour."""
+    if not isinstance(loader, DataLoader):
+        raise BadArgument(f"loader={type(loader).__name__} is not a torch DataLoader; give the DataLoader of the training set")
+    if isinstance(loader.dataset, IterableDataset):
+        raise Unsupported("loader: an IterableDataset has no records to sample by index; use a map-style data set (with __getitem__ and __len__)")
+    if loader.batch_size is None:
+        raise Unsupported("loader: batch_size=None or a batch_sampler of your own decides the batches; give a DataLoader with a batch_size")
+    if type(loader.sampler) not in (RandomSampler, SequentialSampler) or getattr(loader.sampler, "replacement", False):
+        raise Unsupported(
+            f"loader: {type(loader.sampler).__name__} draws records at other rates than Poisson sampling, and the privacy figure would not hold; "
+            "give a DataLoader with shuffle=True and no sampler (for class balance, weight the loss instead)"
+        )
+    if loader.drop_last:
+        warnings.warn("clipwise: drop_last has no meaning for Poisson batches (none is the last), and is ignored", stacklevel=3)
+    size = len(loader.dataset)  # type: ignore[arg-type]
+    if size < 1:
+        raise BadArgument("loader: the data set is empty; give one with at least one record")
+    return size

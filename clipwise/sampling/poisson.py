@@ -1,0 +1,40 @@
+"""Poisson sampling: each record joins each batch with probability q, independently of all else.
+
+Guarantee: for every step the batch is a Poisson sample at a rate of at most q (short of it by less than 2^-63), decided by integer
+comparison of 64 random bits a record with a public threshold. The coins come from the run's key and the step alone: secret, independent of the
+noise, the same if a step has to be drawn again. A batch may be empty. Float32 coins would double the rate at q = 3e-8.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from clipwise import validate
+from clipwise.keystream import Key
+
+_RECORDS = 1 << 20  # coins are tossed for so many records at a time
+
+
+@dataclass(frozen=True)
+class PoissonSampler:
+    size: int
+    sample_rate: float
+
+    def __post_init__(self) -> None:
+        validate.count("size", self.size, least=1, remedy="the data set must have at least one record")
+        validate.probability("sample_rate", self.sample_rate, one_allowed=True, remedy="it is expected batch size / data set size")
+
+    def draw(self, key: Key, step: int) -> np.ndarray:
+        """Indices of the records in the batch of this step, in order; perhaps none."""
+        if self.sample_rate == 1:
+            return np.arange(self.size)
+        # Scaling a float64 by a power of two is exact, and int() truncates: never above the stated rate.
+        threshold = np.uint64(int(self.sample_rate * 2.0**64))
+        coins = key.derive("sampling").keystream(step=step)
+        chosen = []
+        for start in range(0, self.size, _RECORDS):
+            bits = np.frombuffer(coins.update(bytes(8 * min(_RECORDS, self.size - start))), dtype="<u8")
+            chosen.append(np.flatnonzero(bits < threshold) + start)
+        return np.concatenate(chosen)

@@ -1,0 +1,106 @@
+"""The private step: seven stages in one order, for every method.
+
+    sampling -> norms -> clipping -> weighted sum -> noise -> optimizer -> accounting
+
+`absorb` takes one physical batch as far as its weighted sums; `release` charges the ledger, adds the noise of the whole logical batch, once, and
+moves the method's state on. `private_step` is the two in a row around a forward and backward pass; the drop-in API calls them from the user's own
+loop. Private values (norms, weights, sizes) live inside `absorb` and nowhere else; a `Partial` holds private sums and dies in `release`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from clipwise.accounting.ledger import Ledger
+from clipwise.noise import GaussianNoise
+from clipwise.norms import Bookkeeping, Tape
+from clipwise.optim import set_learning_rate, write_gradients
+from clipwise.plan import Plan
+from clipwise.sampling import PhysicalBatch
+from clipwise.types import Decision, Released
+
+
+class State(NamedTuple):
+    """Where a run stands: public, because it depends on the data only through released values."""
+
+    step: int
+    method: Any
+
+
+def initial_state(plan: Plan) -> State:
+    return State(0, plan.method.init(plan.context))
+
+
+@dataclass
+class Partial:
+    """Sums over the physical batches of one logical batch so far, before noise."""
+
+    gradient: list[Tensor] = field(default_factory=list)
+    sides: dict[str, Tensor] = field(default_factory=dict)
+    side_gradients: dict[str, list[Tensor]] = field(default_factory=dict)
+
+
+def absorb(plan: Plan, state: State, partial: Partial, tape: Tape, *, masked: bool = False, groups: Tensor | None = None) -> None:
+    """Stages 3 and 4 for one physical batch: norms to weights, weights to sums. Exact however the logical batch was split."""
+    decision = plan.method.decide(state.method, tape.norms, groups)
+    if masked:  # the row that stands for an empty batch
+        zero = {name: torch.zeros_like(rows) for name, rows in decision.rows.items()}
+        decision = Decision(torch.zeros_like(decision.weights), zero, {k: torch.zeros_like(v) for k, v in decision.gradient_rows.items()})
+    shrink = 1 - tape.slack
+    partial.gradient = _plus(partial.gradient, tape.weighted_sum(decision.weights * shrink))
+    for name, rows in decision.rows.items():
+        partial.sides[name] = partial.sides.get(name, 0) + rows.sum(0)  # type: ignore[arg-type]
+    for name, weights in decision.gradient_rows.items():
+        partial.side_gradients[name] = _plus(partial.side_gradients.get(name, []), tape.weighted_sum(weights * shrink))
+
+
+def release(plan: Plan, state: State, partial: Partial, noise: GaussianNoise, ledger: Ledger) -> tuple[Released, State]:
+    """Stages 7 and 5: charge first, then noise; then the method's next state, from released values only."""
+    shares = plan.shares(state.method, state.step)
+    bound = plan.method.l2_bound(state.method)
+    upcoming = 1 if plan.steps is None else max(1, plan.steps - state.step)
+    ledger.charge(state.step, plan.event(state.method, state.step), upcoming=upcoming)
+    sides: dict[str, Tensor] = {}
+    side_gradients: dict[str, tuple[Tensor, ...]] = {}
+    gradient = noise.add(partial.gradient, shares.gradient * bound, step=state.step)
+    for query in shares.sides:
+        std = query.noise_multiplier * query.l2_bound
+        if query.name in partial.side_gradients:
+            side_gradients[query.name] = noise.add(partial.side_gradients[query.name], std, step=state.step)
+        else:
+            sides[query.name] = noise.add([partial.sides[query.name]], std, step=state.step)[0]
+    released = Released(gradient, sides, side_gradients)
+    return released, State(state.step + 1, plan.method.update(state.method, released, plan.context, state.step))
+
+
+def private_step(
+    plan: Plan,
+    state: State,
+    batches: Iterable[tuple[PhysicalBatch, Any]],
+    *,
+    loss: Callable[[Any], Tensor],
+    engine: Bookkeeping,
+    noise: GaussianNoise,
+    ledger: Ledger,
+    optimizer: torch.optim.Optimizer,
+) -> State:
+    """One logical step over its physical batches. `loss(batch)` is the batch's loss, reduced as the engine was told."""
+    partial = Partial()
+    for info, batch in batches:
+        engine.open(info.rows)
+        loss(batch).backward()
+        absorb(plan, state, partial, engine.close(), masked=info.masked)
+    released, following = release(plan, state, partial, noise, ledger)
+    write_gradients(engine.parameters, released, plan.expected_batch_size)
+    set_learning_rate(optimizer, plan.method.learning_rate(state.method))
+    optimizer.step()
+    return following
+
+
+def _plus(total: list[Tensor], more: list[Tensor]) -> list[Tensor]:
+    return [a + b for a, b in zip(total, more, strict=True)] if total else more

@@ -1,0 +1,248 @@
+"""`fit`: model, data and epsilon in; trained model, history and privacy statement out. The loop, and no privacy logic."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset
+
+from clipwise import __version__, validate
+from clipwise.clipping import Method
+from clipwise.keystream import Key
+from clipwise.report import Statement
+from clipwise.run import Run
+from clipwise.sampling import PoissonLoader, PoissonSampler, check_loader
+from clipwise.step import private_step
+from clipwise.types import BadArgument
+
+EVALUATION_ROWS = 1024
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A finished run. Everything in it is public, or a function of released values and of the test set."""
+
+    model: nn.Module
+    history: list[dict[str, Any]]
+    statement: Statement
+    accuracy: float | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def epsilon(self) -> float:
+        return self.statement.epsilon
+
+    @property
+    def delta(self) -> float | None:
+        return self.statement.delta
+
+    @property
+    def accountant(self) -> str:
+        return self.statement.accountant
+
+    @property
+    def noise_multiplier(self) -> float:
+        return self.statement.noise_multiplier
+
+    @property
+    def sample_rate(self) -> float:
+        return self.statement.sample_rate
+
+    @property
+    def steps(self) -> int:
+        return self.statement.steps
+
+
+def fit(
+    model: nn.Module,
+    train: Dataset,
+    *,
+    epsilon: float | None = None,
+    noise_multiplier: float | None = None,
+    delta: float | None = None,
+    epochs: int,
+    expected_batch_size: int,
+    method: str | Method = "fixed",
+    method_options: Mapping[str, Any] | None = None,
+    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
+    loss: Callable[[Any, Tensor], Tensor] = F.cross_entropy,
+    test: Dataset | None = None,
+    seed: int | None = None,
+    accountant: str = "best",
+    ledger: str | Path | None = None,
+    max_physical_batch: int | None = None,
+    on_epoch: Callable[[dict[str, Any]], None] | None = None,
+    on_step: Callable[[int, int], None] | None = None,
+) -> Fit:
+    """Train privately, to a target epsilon or with a given noise multiplier; epsilon=inf trains without privacy, for comparison.
+
+    `train` and `test` are data sets of (input, target); `loss(output, target)` is a mean over the rows. `optimizer` makes the optimizer from the
+    parameters (SGD with momentum by default). `on_epoch` gets each line of the history, `on_step` (steps done, steps planned).
+    """
+    validate.count("epochs", epochs)
+    validate.count("expected_batch_size", expected_batch_size)
+    made = (optimizer or _default_optimizer)(p for p in model.parameters() if p.requires_grad)
+    loader = DataLoader(train, batch_size=expected_batch_size, shuffle=True)
+    device = next(model.parameters()).device
+    model.train()
+
+    def loss_of(batch: Any) -> Tensor:
+        inputs, targets = (x.to(device) for x in batch)
+        return loss(model(inputs), targets)
+
+    report = _Reporter(model, made, test, on_epoch, on_step, device)
+    if epsilon == math.inf:
+        if noise_multiplier is not None:
+            raise BadArgument(f"noise_multiplier={noise_multiplier!r} and epsilon=inf: training without privacy adds no noise; leave one out")
+        return _fit_plain(model, loader, made, loss_of, epochs, seed, max_physical_batch, report)
+
+    run = Run(
+        model,
+        made,
+        loader,
+        epsilon=epsilon,
+        noise_multiplier=noise_multiplier,
+        delta=delta,
+        epochs=epochs,
+        method=method,
+        method_options=method_options or {},
+        expected_batch_size=None,
+        sample_rate=None,
+        loss_reduction="mean",
+        max_physical_batch=max_physical_batch,
+        accountant=accountant,
+        engine="fast",
+        seed=seed,
+        ledger=ledger,
+        notify=lambda message: warnings.warn(message, stacklevel=2),
+    )
+    run.engine.install()
+    try:
+        per_epoch = run.plan.steps_per_epoch
+        for epoch in range(1, epochs + 1):
+            affordable = run.affordable(per_epoch)
+            steps = range(run.state.step, run.state.step + affordable)
+            for _, batches in groupby(run.batches.batches(steps), key=lambda pair: pair[0].step):
+                run.state = private_step(
+                    run.plan, run.state, batches, loss=loss_of, engine=run.engine, noise=run.noise, ledger=run.ledger, optimizer=made
+                )
+                report.step(run.state.step, epochs * per_epoch)
+            spent = run.epsilon() if run.plan.delta is not None else None
+            report.epoch(epoch, run.state.step, epsilon=spent, noise_multiplier=run.plan.noise_multiplier, **_public_numbers(run.state.method))
+            if affordable < per_epoch:
+                raise run.exhausted()
+    finally:
+        run.close()
+    return Fit(model, report.history, run.statement(), report.accuracy)
+
+
+def _fit_plain(
+    model: nn.Module,
+    loader: DataLoader,
+    optimizer: Optimizer,
+    loss_of: Callable[[Any], Tensor],
+    epochs: int,
+    seed: int | None,
+    max_physical_batch: int | None,
+    report: _Reporter,
+) -> Fit:
+    """The same batches and optimizer without clipping or noise."""
+    size = check_loader(loader)
+    sampler = PoissonSampler(size, min(1.0, (loader.batch_size or 1) / size))
+    key = Key.fresh() if seed is None else Key.from_seed(seed)
+    batches = PoissonLoader(loader, sampler, key, max_physical_batch=max_physical_batch)
+    per_epoch, done = math.ceil(1 / sampler.sample_rate - 1e-9), 0
+    for epoch in range(1, epochs + 1):
+        for _, group in groupby(batches.batches(range(done, done + per_epoch)), key=lambda pair: pair[0].step):
+            optimizer.zero_grad()
+            for info, batch in group:
+                if not info.masked:
+                    (loss_of(batch) * (info.rows / (loader.batch_size or 1))).backward()
+            optimizer.step()
+            done += 1
+            report.step(done, epochs * per_epoch)
+        report.epoch(epoch, done, epsilon=math.inf, noise_multiplier=0.0)
+    statement = Statement(
+        private=False,
+        epsilon=math.inf,
+        delta=None,
+        accountant="none",
+        target_epsilon=math.inf,
+        method="none",
+        method_options={},
+        reference="no clipping",
+        sound=False,
+        sample_rate=sampler.sample_rate,
+        expected_batch_size=float(loader.batch_size or 1),
+        steps=done,
+        planned_steps=done,
+        noise_multiplier=0.0,
+        size_is_public=True,
+        seeded=seed is not None,
+        ledger="none",
+        ledger_head="",
+        versions=f"clipwise {__version__}, torch {torch.__version__}",
+    )
+    return Fit(model, report.history, statement, report.accuracy)
+
+
+class _Reporter:
+    """Collects the history: public values, released values and accuracy on the test set."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        test: Dataset | None,
+        on_epoch: Callable[[dict[str, Any]], None] | None,
+        on_step: Callable[[int, int], None] | None,
+        device: torch.device,
+    ):
+        self.history: list[dict[str, Any]] = []
+        self.accuracy: float | None = None
+        self._model, self._optimizer, self._test, self._device = model, optimizer, test, device
+        self._on_epoch, self._on_step = on_epoch, on_step
+
+    def step(self, done: int, planned: int) -> None:
+        if self._on_step:
+            self._on_step(done, planned)
+
+    def epoch(self, epoch: int, step: int, **values: Any) -> None:
+        self.accuracy = None if self._test is None else accuracy(self._model, self._test, self._device)
+        line = {"epoch": epoch, "step": step, "accuracy": self.accuracy, "lr": self._optimizer.param_groups[0]["lr"], **values}
+        self.history.append(line)
+        if self._on_epoch:
+            self._on_epoch(line)
+
+
+def accuracy(model: nn.Module, data: Dataset, device: torch.device | None = None) -> float:
+    """Share of records whose largest output is the target's class."""
+    was_training = model.training
+    model.eval()
+    right = total = 0
+    with torch.no_grad():
+        for inputs, targets in DataLoader(data, batch_size=EVALUATION_ROWS):
+            predicted = model(inputs.to(device)).argmax(-1)
+            right += int((predicted == targets.to(device)).sum())
+            total += len(targets)
+    model.train(was_training)
+    return right / max(1, total)
+
+
+def _public_numbers(method_state: Any) -> dict[str, float]:
+    """The plain numbers of a method's state (its threshold, ...), which are public."""
+    return {name: float(value) for name, value in method_state._asdict().items() if isinstance(value, int | float)}
+
+
+def _default_optimizer(parameters: Iterable[nn.Parameter]) -> Optimizer:
+    return torch.optim.SGD(parameters, lr=0.5, momentum=0.9)
