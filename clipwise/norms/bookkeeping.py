@@ -195,7 +195,8 @@ class Bookkeeping:
     def _run_root(self, unit: Unit | None, original: Callable, args: tuple, kwargs: dict) -> Any:
         if self._pass is None and self._probing is None:
             return original(*args, **kwargs)  # no private batch is open: any backward will be refused at the parameters
-        if not self._probed and self._probing is None and self._holds_batch(args, kwargs):
+        if not self._probed and self._probing is None:
+            self._refuse_other_rows(args, kwargs)
             self._run_probe(args, kwargs)
             return self._model.forward(*args, **kwargs)  # the probe may have replaced the units
         outer, self._in_root = self._in_root, True
@@ -204,9 +205,13 @@ class Bookkeeping:
         finally:
             self._in_root = outer
 
-    def _holds_batch(self, args: tuple, kwargs: dict) -> bool:
+    def _refuse_other_rows(self, args: tuple, kwargs: dict) -> None:
         rows = self._pass.rows if self._pass else -1
-        return any(isinstance(x, Tensor) and rows in x.shape[:2] for x in tree_flatten((args, kwargs))[0])
+        if not any(isinstance(x, Tensor) and rows in x.shape[:2] for x in tree_flatten((args, kwargs))[0]):
+            raise Unsupported(
+                "the model was called with no tensor that has the batch from private.loader in its first or second dimension. Give it each "
+                "batch whole, as padded tensors with one row a record; evaluate other data under torch.no_grad()"
+            )
 
     def _run_unit(self, unit: Unit, original: Callable, args: tuple, kwargs: dict) -> Any:
         if self._probing is not None:
@@ -252,6 +257,7 @@ class Bookkeeping:
         def receive(saved: tuple[Tensor, ...], b: Tensor) -> None:
             nonlocal used
             if used or current is not self._pass:
+                current.received = False  # whatever was recorded is not to be trusted: the step will refuse it
                 raise LoopMisuse(
                     "loss.backward() ran twice through the same batch, or on a batch that is over; nothing was changed. "
                     "Call it once for each batch that the loader gives"
