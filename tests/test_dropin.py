@@ -433,6 +433,22 @@ def test_misuse_is_refused_and_changes_nothing(misuse):
     assert private.run.ledger.events() == charged
 
 
+@pytest.mark.parametrize("declared", ["mean", "sum"])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda out, y, how: F.cross_entropy(out, y, reduction=how),
+        lambda out, y, how: getattr(F.cross_entropy(out, y, reduction="none"), how)(),
+        lambda out, y, how: F.mse_loss(out, F.one_hot(y, CLASSES).float(), reduction=how),
+    ],
+)
+def test_a_wrongly_declared_reduction_is_refused(declared, loss):
+    private = attach(loss_reduction=declared)
+    train(private, criterion=lambda out, y: loss(out, y, declared))
+    with pytest.raises(LoopMisuse, match=f"loss_reduction='{declared}'"):
+        train(private, criterion=lambda out, y: loss(out, y, {"mean": "sum", "sum": "mean"}[declared]))
+
+
 def test_gradients_past_the_layers_are_refused_and_never_seen():
     private = attach()
     for x, y in private.loader:

@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_flatten
 from clipwise.norms.choice import Chooser
 from clipwise.norms.kernel import Call, Direct, Kernel, Part
 from clipwise.norms.probe import Probe, probe
+from clipwise.norms.reduction import contradicts
 from clipwise.norms.refuse import refuse_mixing_layers
 from clipwise.norms.tape import Tape
 from clipwise.norms.units import PER_EXAMPLE, Unit, find_units, run_generic
@@ -114,7 +115,7 @@ class Bookkeeping:
         self._model = model
         self._names = {id(p): name for name, p in parameters.items()}
         self._parameters = list(parameters.values())
-        self._mean = loss_reduction == "mean"
+        self._reduction = loss_reduction
         self._chooser = Chooser(by_rule=by_rule, max_direct_bytes=max_direct_bytes)
         self._notify = notify
         self._units = [Unit("", model, None)] if generic else find_units(model, self._names)
@@ -188,7 +189,7 @@ class Bookkeeping:
         parts = list(done.parts)
         for p, total in done.shared.values():
             parts.append((Call(PER_EXAMPLE, {"shared": p}), Direct({"shared": total})))
-        return Tape(self._parameters, parts, done.rows, scale=float(done.rows) if self._mean else 1.0)
+        return Tape(self._parameters, parts, done.rows, scale=float(done.rows) if self._reduction == "mean" else 1.0)
 
     # -- while recording -----------------------------------------------------------------------------------------------
 
@@ -219,7 +220,8 @@ class Bookkeeping:
         current = self._pass
         if current is None:
             return original(*args, **kwargs)
-        if not self._in_root:
+        recomputing = torch._C._current_graph_task_id() != -1  # an activation checkpoint, inside the backward pass
+        if not self._in_root and not recomputing:
             raise Unsupported(
                 f"layer {unit.name or type(unit.module).__name__!r} was called from outside the model that was attached; "
                 "call the model itself (move the code into its forward), so that Clipwise can see the whole computation"
@@ -269,6 +271,11 @@ class Bookkeeping:
                     f"layer {name!r} was run on {b.shape[dim]} rows, but the batch from private.loader has another number; "
                     "use each batch whole, and evaluate other data under torch.no_grad()"
                 )
+            if not current.received and (found := contradicts(self._reduction)):
+                raise LoopMisuse(
+                    f"the loss is a {found} over the batch, but loss_reduction={self._reduction!r} was declared; nothing was changed. "
+                    f"Attach with loss_reduction={found!r}, or reduce the loss the way you declared"
+                )
             used = current.received = True
             if dim:
                 b, saved = b.movedim(dim, 0), tuple(s.movedim(dim, 0) for s in saved)
@@ -294,24 +301,19 @@ class Bookkeeping:
         if current is None:
             raise RuntimeError("the probe needs an open batch")
 
-        def attempt(units: list[Unit], look: Probe | None, *given: Any, **named: Any) -> Any:
+        def attempt(units: list[Unit], look: Probe, *given: Any, **named: Any) -> Any:
             self._restore_forwards()
-            self._units, self._probing = units, look
-            self._pass = None if look is not None else self._pass
+            self._units, self._probing, self._pass = units, look, None
             self._replace_forwards()
-            try:
-                return self._model(*given, **named)
-            finally:
-                self._probing = None
+            return self._model(*given, **named)
 
         try:
-            units = probe(self._model, self._units, self._parameters, current.rows, args, kwargs, attempt, self._notify)
-            self._restore_forwards()
-            self._units = units
-            self._replace_forwards()
+            self._units = probe(self._model, self._units, self._parameters, current.rows, args, kwargs, attempt, self._notify)
             self._probed = True
         finally:
-            self._pass = current
+            self._restore_forwards()
+            self._replace_forwards()
+            self._probing, self._pass = None, current
 
 
 def _rows_of(unit: Unit, args: tuple, kwargs: dict, otherwise: int) -> int:

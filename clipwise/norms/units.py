@@ -80,13 +80,14 @@ def run_generic(unit: Unit, expand: Callable[[nn.Parameter], Tensor], rows: int,
             raise TypeError("a generic unit must return tensors")
         return tuple(leaf if d is None else leaf.squeeze(d) for leaf, d in zip(out_leaves, unit.out_dims or [], strict=True))
 
-    if unit.use_loop:
+    def by_loop() -> list[Tensor]:
         each = []
         for i in range(rows):
             row = [x if d is None else x.select(d, i) for x, d in zip(leaves, in_dims, strict=True)]
             each.append(single({k: v[i] for k, v in params.items()}, row))
-        outs = [torch.stack(column) for column in zip(*each, strict=True)]
-    else:
+        return [torch.stack(column) for column in zip(*each, strict=True)]
+
+    def by_vmap() -> list[Tensor]:
         tensors = [x for x in leaves if isinstance(x, Tensor)]
         places = [i for i, x in enumerate(leaves) if isinstance(x, Tensor)]
 
@@ -96,7 +97,15 @@ def run_generic(unit: Unit, expand: Callable[[nn.Parameter], Tensor], rows: int,
                 row[i] = x
             return single(own, row)
 
-        outs = list(vmap(mapped, in_dims=(0, [in_dims[i] for i in places]), randomness="different")(params, tensors))
+        return list(vmap(mapped, in_dims=(0, [in_dims[i] for i in places]), randomness="different")(params, tensors))
+
+    if not unit.use_loop:
+        try:
+            outs = by_vmap()
+        except (RuntimeError, ValueError, NotImplementedError):  # what vmap cannot map (.item(), data-dependent shapes), a loop can
+            unit.use_loop = True
+    if unit.use_loop:
+        outs = by_loop()
     outs = [
         o[0] if d is None else o.movedim(0, d) for o, d in zip(outs, unit.out_dims or [], strict=True)
     ]

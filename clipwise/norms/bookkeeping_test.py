@@ -1,0 +1,308 @@
+"""The engine against the loop, on the things that break silently elsewhere; and its refusals."""
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from clipwise.norms import Bookkeeping
+from clipwise.norms.bookkeeping import _overlap
+from clipwise.norms.kernel import gram_squared_norms
+from clipwise.norms.loop import assert_agrees, per_example_gradients, squared_output
+from clipwise.types import LoopMisuse, Unsupported
+
+
+class Net(nn.Module):
+    """Subclasses give a forward over three linear layers on (rows, T, 7)."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(7, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+
+class CalledTwice(Net):
+    def forward(self, x):
+        return self.c(self.b(torch.relu(self.b(torch.tanh(self.a(x))))).mean(1))
+
+
+class Tied(Net):
+    def __init__(self):
+        super().__init__()
+        self.d = nn.Linear(8, 8)
+        self.d.weight = self.b.weight
+
+    def forward(self, x):
+        return self.c(self.d(torch.tanh(self.b(self.a(x)))).mean(1))
+
+
+class Functional(Net):
+    def forward(self, x):
+        return self.c(F.linear(torch.tanh(self.a(x)), self.b.weight).mean(1))
+
+
+class FunctionalInside(nn.Module):
+    """Only the module that holds the functional use runs generically; its neighbours keep their rules."""
+
+    def __init__(self):
+        super().__init__()
+        self.before, self.inner, self.after = nn.Linear(7, 7), Functional(), nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.after(self.inner(self.before(x)))
+
+
+class OwnParameter(Net):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x):
+        return self.c(self.b(self.a(x).mean(1) @ self.scale))
+
+
+class Flattened(Net):
+    def forward(self, x):
+        h = self.a(x.reshape(-1, 7)).view(len(x), -1, 8)
+        return self.c(self.b(h).mean(1))
+
+
+class TimeFirst(Net):
+    def forward(self, x):
+        return self.c(self.b(self.a(x.transpose(0, 1))).mean(0))
+
+
+class Residual(Net):
+    def forward(self, x):
+        h = self.a(x)
+        h = h + F.relu_(self.b(h))
+        return self.c(h.mean(1))
+
+
+class Checkpointed(Net):
+    def forward(self, x):
+        h = self.a(x)
+        return self.c(checkpoint(lambda h: self.b(torch.tanh(h)), h, use_reentrant=False).mean(1))
+
+
+class UnusedLayer(Net):
+    def forward(self, x):
+        return self.c(self.a(x).mean(1))
+
+
+class TwoOutputs(Net):
+    def forward(self, x):
+        h = self.a(x).mean(1)
+        return {"logits": self.c(h), "hidden": (self.b(h),)}
+
+
+class Looped(Net):
+    """Data-dependent control flow: vmap cannot, the loop over rows can."""
+
+    def forward(self, x):
+        h = F.linear(x.mean(1), self.a.weight, self.a.bias)
+        if float(h.detach().sum()) > 1e9:
+            h = h * 2
+        return self.c(h)
+
+
+@pytest.mark.parametrize("kind", [CalledTwice, Tied, TimeFirst, Residual, Checkpointed, UnusedLayer, TwoOutputs])
+def test_exact_without_fallback(kind):
+    torch.manual_seed(0)
+    assert_agrees(kind(), (torch.randn(5, 4, 7),))
+
+
+@pytest.mark.parametrize("kind", [Functional, FunctionalInside, OwnParameter, Flattened, Looped])
+def test_exact_with_fallback(kind):
+    torch.manual_seed(0)
+    assert_agrees(kind(), (torch.randn(5, 4, 7),), allow_generic=True)
+
+
+def test_time_first_is_told_apart_even_where_rows_equal_length():
+    torch.manual_seed(0)
+    assert_agrees(TimeFirst(), (torch.randn(4, 4, 7),))
+
+
+def test_fallback_covers_no_more_than_it_must():
+    notices = []
+    model = FunctionalInside()
+    engine = Bookkeeping(model, dict(model.named_parameters()), loss_reduction="sum", notify=notices.append)
+    engine.install()
+    engine.open(5)
+    squared_output(model(torch.randn(5, 4, 7))).backward()
+    engine.close()
+    assert len(notices) == 1
+    assert "inner (Functional)" in notices[0]
+    assert "before" not in notices[0]
+
+
+@settings(max_examples=15, deadline=None)
+@given(rows=st.integers(1, 6), length=st.integers(1, 5), frozen=st.sets(st.sampled_from(["a", "b", "c"]), max_size=2))
+def test_frozen_layers(rows, length, frozen):
+    torch.manual_seed(0)
+    model = Residual()
+    for name in frozen:
+        getattr(model, name).requires_grad_(False)
+    assert_agrees(model, (torch.randn(rows, length, 7),))
+
+
+def recorded(model, x, loss=squared_output, **options):
+    engine = Bookkeeping(model, dict(model.named_parameters()), loss_reduction="sum", **options)
+    engine.install()
+    try:
+        engine.open(len(x))
+        loss(model(x)).backward()
+        return engine.close()
+    finally:
+        engine.remove()
+
+
+@pytest.mark.parametrize("generic", [False, True])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])
+def test_a_bad_row_leaves_the_others_alone(generic, value):
+    torch.manual_seed(0)
+    model, x = Residual(), torch.randn(6, 4, 7)
+    bad = x.clone()
+    bad[2, 1, 3] = value
+    weights = torch.ones(6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        clean = recorded(model, torch.cat([x[:2], x[3:]]), generic=generic)
+        tape = recorded(model, bad, generic=generic)
+    assert not tape.norms[2].isfinite()
+    torch.testing.assert_close(tape.norms[[0, 1, 3, 4, 5]], clean.norms)
+    for a, b in zip(tape.weighted_sum(weights), clean.weighted_sum(torch.ones(5)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+    assert bad[2, 1, 3].isnan() or bad[2, 1, 3] > 1e38  # the user's own batch is not touched
+
+
+def test_several_weighted_sums_of_one_tape():
+    torch.manual_seed(0)
+    model, x = CalledTwice(), torch.randn(5, 4, 7)
+    tape = recorded(model, x)
+    one, two = torch.rand(5), torch.rand(5)
+    for a, b, c in zip(tape.weighted_sum(one), tape.weighted_sum(two), tape.weighted_sum(one + two), strict=True):
+        torch.testing.assert_close(a + b, c, rtol=1e-4, atol=1e-5)
+
+
+def test_norms_are_never_below_the_truth_under_cancellation():
+    """T terms that cancel: Gram matrices in float32 lose them, the guard does not."""
+    torch.manual_seed(0)
+    a = torch.randn(1, 1, 32).expand(1, 64, 32) * 1e3 + 1e-3 * torch.randn(1, 64, 32)
+    b = torch.randn(1, 32, 16) * 1e3
+    b = torch.cat([b, -b], 1) + 1e-3 * torch.randn(1, 64, 16)
+    truth = torch.bmm(b.double().mT, a.double()).square().sum()
+    assert float(gram_squared_norms(a, b)) >= float(truth) * (1 - 1e-3)
+
+
+def test_an_input_changed_in_place_is_caught():
+    class Spoils(Net):
+        def forward(self, x):
+            h = self.a(x)
+            out = self.b(h)
+            h.mul_(2)
+            return self.c((out + h).mean(1))
+
+    with pytest.raises(RuntimeError, match="inplace operation"):
+        recorded(Spoils(), torch.randn(5, 4, 7))
+
+
+def test_the_model_must_be_called_itself():
+    model = Residual()
+    engine = Bookkeeping(model, dict(model.named_parameters()), loss_reduction="sum")
+    engine.install()
+    engine.open(5)
+    with pytest.raises(Unsupported, match="call the model itself"):
+        model.a(torch.randn(5, 4, 7))
+
+
+def test_a_batch_that_cannot_be_found_is_refused():
+    model = Residual()
+    engine = Bookkeeping(model, dict(model.named_parameters()), loss_reduction="sum")
+    engine.install()
+    engine.open(5)
+    with pytest.raises(Unsupported, match="one row a record"):
+        model(torch.randn(9, 4, 7))
+
+
+def test_an_output_without_rows_is_refused():
+    class Scalar(Net):
+        def forward(self, x):
+            return self.a(x).sum()
+
+    with pytest.raises(Unsupported, match="one output a row"):
+        recorded(Scalar(), torch.randn(5, 4, 7))
+
+
+def test_hooks_and_buffers_survive_the_probe():
+    class Counts(Residual):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x):
+            self.calls += 1
+            return super().forward(x)
+
+    model, seen = Counts(), []
+    model.a.register_forward_hook(lambda module, args, out: seen.append(out.shape))
+    before = torch.random.get_rng_state()
+    recorded(model, torch.randn(5, 4, 7, generator=torch.Generator().manual_seed(1)))
+    assert float(model.calls) == 1
+    assert seen[-1] == (5, 4, 8)
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_dropout_sees_the_same_mask_in_norms_and_output():
+    """Generic units run once, so that their dropout cannot differ between forward and gradients."""
+
+    class Drops(Net):
+        def forward(self, x):
+            return self.c(F.dropout(F.linear(x.mean(1), self.a.weight), 0.5, training=True))
+
+    torch.manual_seed(0)
+    model, x = Drops(), torch.randn(400, 2, 7)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tape = recorded(model, x)
+    sums = tape.weighted_sum(torch.ones(400))
+    assert float(sums[list(dict(model.named_parameters())).index("a.weight")].norm()) > 0
+
+
+@pytest.mark.parametrize(
+    ("pieces", "overlap"),
+    [
+        ([None], False),
+        ([None, None], True),
+        ([slice(0, 4), slice(4, 8)], False),
+        ([slice(4, 8), slice(0, 4), slice(0, 4)], True),
+        ([slice(0, 4), None], True),
+        ([slice(0, 5), slice(4, 8)], True),
+    ],
+)
+def test_overlapping_pieces(pieces, overlap):
+    assert _overlap(pieces) is overlap
+
+
+def test_reference_is_the_gradient_of_the_sum():
+    torch.manual_seed(0)
+    model, x = Residual().double(), torch.randn(5, 4, 7).double()
+    each = per_example_gradients(model, (x,), squared_output)
+    squared_output(model(x)).backward()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(each[name].sum(0), p.grad)
+
+
+def test_backward_after_the_batch_is_over():
+    model = Residual()
+    engine = Bookkeeping(model, dict(model.named_parameters()), loss_reduction="sum")
+    engine.install()
+    engine.open(5)
+    loss = squared_output(model(torch.randn(5, 4, 7)))
+    engine.open(5)
+    with pytest.raises(LoopMisuse, match="over"):
+        loss.backward()

@@ -1,0 +1,336 @@
+"""The command line: pure JSON on stdout, exit codes, errors with a remedy, and a run folder that repeats its run."""
+
+import json
+import math
+import os
+import re
+import stat
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from typer.testing import CliRunner
+
+import clipwise.train
+from clipwise import __version__
+from clipwise.cli import app
+from clipwise.types import BudgetExhausted
+
+# A run of a second: three steps of a linear model, noise given, so that nothing has to be calibrated.
+QUICK = "train --model linear --noise-multiplier 5 --epochs 1 --batch 500 --accountant rdp --seed 7".split()
+KEYS = {
+    *("method", "data", "model", "epsilon", "delta", "accountant", "noise_multiplier"),
+    *("sample_rate", "steps", "accuracy", "run_dir"),
+}
+FILES = {"config.toml", "metrics.jsonl", "ledger.jsonl", "model.safetensors", "statement.md", "result.json"}
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def run(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def answer(*words):
+    result = run(*words, "--json")
+    assert result.exit_code == 0, result.output
+    return strict(result.stdout)
+
+
+def strict(text):
+    """One line, one JSON object, and no NaN or Infinity in it."""
+
+    def refuse(word):
+        raise AssertionError(f"{word} is not JSON")
+
+    assert text.endswith("\n")
+    assert text.count("\n") == 1
+    value = json.loads(text, parse_constant=refuse)
+    assert isinstance(value, dict)
+    return value
+
+
+def refused(*words, code=2):
+    """The message of a command that must fail, the same with --json and without, and nothing left behind."""
+    before = sorted(os.listdir())
+    plain = run(*words)
+    assert (plain.exit_code, plain.stdout) == (code, ""), plain.output
+    assert "Traceback" not in plain.output
+    as_json = run(*words, "--json")
+    assert as_json.exit_code == code
+    assert as_json.stderr == ""
+    value = strict(as_json.stdout)
+    assert set(value) == {"error", "kind"}
+    assert re.sub(r"\s", "", value["error"]) in re.sub(r"\s", "", plain.stderr)
+    assert sorted(os.listdir()) == before
+    return value["error"]
+
+
+def test_version():
+    assert run("--version").stdout == f"clipwise {__version__}\n"
+    assert answer("--version") == {"version": __version__}
+
+
+def test_help_names_every_command():
+    words = run("--help").stdout
+    for command in ("train", "account", "calibrate", "methods", "data", "models"):
+        assert command in words
+        assert run(command, "--help").exit_code == 0
+
+
+RATE = ("--sample-rate", 0.01, "--steps", 1000, "--delta", 1e-5)
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+def test_calibrate_and_account_agree(accountant):
+    found = answer("calibrate", "--epsilon", 3, *RATE, "--accountant", accountant)
+    sigma = found["noise_multiplier"]
+    spent = answer("account", "--noise-multiplier", repr(sigma), *RATE, "--accountant", accountant)
+    assert 2.99 < spent["epsilon"] <= 3
+    assert spent["epsilon"] == found["epsilon"]
+    assert spent["accountant"] == found["accountant"] == accountant
+    less = answer("account", "--noise-multiplier", repr(sigma * 0.999), *RATE, "--accountant", accountant)
+    assert less["epsilon"] > 3
+
+
+def test_best_is_the_smaller_and_is_named():
+    best, rdp, pld = (
+        answer("account", "--noise-multiplier", 1, *RATE, "--accountant", name)["epsilon"]
+        for name in ("best", "rdp", "pld")
+    )
+    assert best == min(rdp, pld)
+    assert "pld accountant" in run("account", "--noise-multiplier", 1, *RATE).stdout
+
+
+def test_no_noise_is_null_and_not_private():
+    spent = answer("account", "--noise-multiplier", 0, *RATE)
+    assert (spent["epsilon"], spent["private"]) == (None, False)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("account", "--noise-multiplier", -1, *RATE), "noise_multiplier=-1.0"),
+        (("account", "--noise-multiplier", "nan", *RATE), "noise_multiplier=nan"),
+        (("account", "--noise-multiplier", 1, *RATE, "--accountant", "gdp"), "accountant='gdp'"),
+        (("account", "--noise-multiplier", 1, *RATE[:4], "--delta", 1), "delta=1.0"),
+        (("account", "--noise-multiplier", 1, "--sample-rate", 2, "--steps", 5), "sample_rate=2.0"),
+        (("account", "--noise-multiplier", 1, "--sample-rate", 0.1, "--steps", "x"), "--steps"),
+        (("account",), "Missing option"),
+        (("calibrate", "--epsilon", 0, *RATE), "epsilon=0.0"),
+        (("calibrate", "--epsilon", -1, *RATE), "epsilon=-1.0"),
+        (("methods", "nope"), "method='nope'"),
+        (("nonsense",), "No such command"),
+        (("data", "--what"), "No such option"),
+    ],
+)
+def test_bad_arguments(words, message):
+    assert message in refused(*words)
+
+
+def test_methods():
+    methods = {m["name"]: m for m in answer("methods")["methods"]}
+    fixed = methods["fixed"]
+    assert {"name", "sound", "side_queries", "options", "reference"} <= set(fixed)
+    assert (fixed["sound"], fixed["side_queries"]) == (True, [])
+    assert fixed == answer("methods", "fixed")
+    (option,) = fixed["options"]
+    assert (option["name"], option["type"], option["default"]) == ("threshold", "float", 1.0)
+    assert "fixed" in run("methods").stdout
+    assert "threshold" in run("methods", "fixed").stdout
+
+
+def test_data_and_models(monkeypatch):
+    monkeypatch.delenv("CLIPWISE_DATA", raising=False)
+    found = {d["name"]: d for d in answer("data")["datasets"]}
+    assert (found["digits"]["found"], found["digits"]["train"], found["digits"]["test"]) == (True, 1437, 360)
+    assert (found["mnist"]["found"], found["mnist"]["where"]) == (False, None)
+    assert "to get it: the four idx files" in run("data").stdout
+    sizes = {m["name"]: m["parameters"] for m in answer("models")["models"]}
+    assert sizes["cnn"]["mnist"] == 26010
+    assert "26,010" in run("models").stdout
+
+
+def test_train_leaves_a_whole_run_folder():
+    result = answer(*QUICK, "--out", "runs/a")
+    assert set(result) >= KEYS
+    assert set(os.listdir("runs/a")) == FILES
+    assert json.loads(Path("runs/a/result.json").read_text()) == result
+    assert (result["method"], result["data"], result["model"]) == ("fixed", "digits", "linear")
+    assert (result["noise_multiplier"], result["steps"], result["run_dir"]) == (5.0, 3, "runs/a")
+    assert result["sample_rate"] == pytest.approx(500 / 1437)
+    spent = answer(
+        *("account", "--noise-multiplier", 5, "--steps", 3, "--sample-rate", 500 / 1437),
+        *("--delta", result["delta"], "--accountant", "rdp"),
+    )
+    assert result["epsilon"] == pytest.approx(spent["epsilon"], rel=1e-12)
+    (line,) = map(json.loads, Path("runs/a/metrics.jsonl").read_text().splitlines())
+    assert (line["epoch"], line["step"], line["accuracy"]) == (1, 3, result["accuracy"])
+    assert load_file("runs/a/model.safetensors")["1.weight"].shape == (10, 64)
+    assert "# Privacy statement" in Path("runs/a/statement.md").read_text()
+    # Readable by whom the user's umask says, not only by the one who ran it.
+    modes = {stat.S_IMODE(os.stat(f"runs/a/{name}").st_mode) for name in ("result.json", "model.safetensors")}
+    umask = os.umask(0)
+    os.umask(umask)
+    assert modes == {0o666 & ~umask}
+
+
+def test_the_recorded_config_repeats_the_run_and_options_win_over_it():
+    first = answer(*QUICK, "--out", "a", "--threshold", 0.5)
+    again = answer("train", "--config", "a/config.toml", "--out", "b")
+    assert {**again, "run_dir": "a"} == first
+    assert Path("a/model.safetensors").read_bytes() == Path("b/model.safetensors").read_bytes()
+    assert Path("a/config.toml").read_text() == Path("b/config.toml").read_text()
+    other = answer("train", "--config", "a/config.toml", "--out", "c", "--seed", 8, "--epsilon", "inf")
+    assert (other["seed"], other["noise_multiplier"]) == (8, 0)
+    recorded = tomllib.loads(Path("c/config.toml").read_text())
+    assert (recorded["epsilon"], recorded["model"]) == (math.inf, "linear")
+    assert recorded["method_options"] == {"threshold": 0.5}
+    assert "noise_multiplier" not in recorded
+
+
+def test_without_privacy_epsilon_is_null():
+    result = answer("train", "--model", "linear", "--epsilon", "inf", "--epochs", 2, "--seed", 0)
+    assert (result["epsilon"], result["private"], result["accountant"]) == (None, False, "none")
+    assert result["accuracy"] > 0.5
+    assert "without privacy" in Path(f"{result['run_dir']}/statement.md").read_text()
+
+
+def test_people_see_progress_on_stderr_and_a_summary_on_stdout():
+    result = run(*QUICK, "--out", "a")
+    assert result.exit_code == 0
+    assert "epoch 1/1" in result.stderr
+    assert "epoch" not in result.stdout
+    for part in ("accuracy", "epsilon = ", "delta = 1e-05", "rdp accountant", "a/statement.md"):
+        assert part in result.stdout
+
+
+def test_run_folders_are_never_overwritten():
+    os.mkdir("taken")
+    assert "exists already" in refused(*QUICK, "--out", "taken")
+    first, second = (answer(*QUICK)["run_dir"] for _ in range(2))
+    assert first != second
+    assert re.fullmatch(r"runs/\d{8}-\d{6}-digits-fixed(-2)?", second)
+    Path("file").touch()
+    assert "cannot be made" in refused(*QUICK, "--out", "file/run")
+
+
+def test_a_failed_run_keeps_its_folder_only_if_something_was_spent(monkeypatch):
+    def nothing_spent(*_, **__):
+        raise BudgetExhausted("none left")
+
+    def half_way(*_, ledger, **__):
+        ledger.write_text("{}\n")
+        raise RuntimeError("lost")
+
+    monkeypatch.setattr(clipwise.train, "fit", nothing_spent)
+    assert refused(*QUICK, "--out", "a", code=1) == "none left"
+    monkeypatch.setattr(clipwise.train, "fit", half_way)
+    result = run(*QUICK, "--out", "a", "--json")
+    assert result.exit_code == 1
+    assert strict(result.stdout)["kind"] == "RuntimeError"
+    assert "--debug" in strict(result.stdout)["error"]
+    assert json.loads(Path("a/result.json").read_text()) == {"error": "lost", "kind": "RuntimeError"}
+    assert {"ledger.jsonl", "config.toml"} <= set(os.listdir("a"))
+    debugged = run(*QUICK, "--out", "b", "--debug")
+    assert isinstance(debugged.exception, RuntimeError)  # and so Python prints the traceback
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--epsilon", 0), "epsilon=0.0"),
+        (("--epsilon", -3), "epsilon=-3.0"),
+        (("--epsilon", "nan"), "epsilon=nan"),
+        (("--epsilon", 3, "--noise-multiplier", 1), "leave one out"),
+        (("--noise-multiplier", -1), "noise_multiplier=-1.0"),
+        (("--delta", 0), "delta=0.0"),
+        (("--delta", 1), "delta=1.0"),
+        (("--delta", 0.001), "1 / 1437"),
+        (("--method", "nope"), "method='nope'"),
+        (("--data", "nope"), "data='nope'"),
+        (("--data", "gone.csv"), "data='gone.csv' is not a file"),
+        (("--model", "nope"), "model='nope'"),
+        (("--threshold", 0), "threshold=0.0"),
+        (("--threshold", "nan"), "threshold=nan"),
+        (("--method-option", "bogus=1"), "bogus=1"),
+        (("--method-option", "threshold"), "NAME=VALUE"),
+        (("--method-option", "threshold=big"), "threshold='big'"),
+        (("--range", "1"), "LOW:HIGH"),
+        (("--range", "0:1"), "fixed data set"),
+        (("--label", "y"), "fixed data set"),
+        (("--epochs", 0), "epochs=0"),
+        (("--batch", 2000), "batch=2000"),
+        (("--optimizer", "lbfgs"), "optimizer='lbfgs'"),
+        (("--config", "gone.toml"), "cannot be read"),
+    ],
+)
+def test_bad_training_arguments(words, message):
+    assert message in refused("train", *words)
+
+
+def test_config_file_with_an_unknown_key():
+    Path("a.toml").write_text("epslion = 3\n")
+    assert "a.toml is not an option; did you mean 'epsilon'" in refused("train", "--config", "a.toml")
+
+
+def test_own_csv_and_npz():
+    rows = "".join(f"{i % 7},{i % 100},{i % 2}\n" for i in range(200))
+    Path("own.csv").write_text("a,b,kind\n" + rows)
+    quick = ("--noise-multiplier", 2, "--epochs", 1, "--accountant", "rdp", "--seed", 0)
+    assert "name the label column" in refused("train", "--data", "own.csv", *quick)
+    result = answer("train", "--data", "own.csv", "--label", "kind", "--range", "a=0:7", "--range", "0:100", *quick)
+    assert (result["model"], result["steps"]) == ("mlp", 4)
+    recorded = tomllib.loads(Path(f"{result['run_dir']}/config.toml").read_text())
+    assert recorded["ranges"] == {"a": [0.0, 7.0], "*": [0.0, 100.0]}
+    assert recorded["data"] == os.path.abspath("own.csv")
+    assert "treated as public" in Path(f"{result['run_dir']}/statement.md").read_text()
+
+    np.savez("own.npz", x=np.zeros((40, 12, 12), np.float32), y=np.arange(40) % 3)
+    assert answer("train", "--data", "own.npz", *quick)["model"] == "cnn"
+    np.savez("table.npz", x=np.zeros((40, 12), np.float32), y=np.arange(40) % 3)
+    assert "use model='mlp'" in refused("train", "--data", "table.npz", "--model", "cnn", *quick)
+
+
+def test_a_record_with_nan_does_not_stop_the_run():
+    x = np.random.RandomState(0).rand(40, 5).astype(np.float32)
+    x[:3] = [[np.nan], [np.inf], [1e38]]
+    np.savez("own.npz", x=x, y=np.arange(40) % 2)
+    result = answer("train", "--data", "own.npz", "--noise-multiplier", 1, "--epochs", 2, "--accountant", "rdp")
+    weights = load_file(f"{result['run_dir']}/model.safetensors")
+    assert all(np.isfinite(value).all() for value in weights.values())
+
+
+def in_process(*words):
+    return subprocess.run([sys.executable, "-m", "clipwise.cli", *map(str, words)], capture_output=True, text=True)
+
+
+def test_as_a_process():
+    done = in_process(*QUICK, "--json")
+    assert done.returncode == 0, done.stderr
+    assert set(strict(done.stdout)) >= KEYS
+    failed = in_process("train", "--epsilon", -1)
+    assert (failed.returncode, failed.stdout) == (2, "")
+    assert "epsilon=-1.0" in failed.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [["--version"], ["train", "--help"], ["data"], ["account", "--noise-multiplier", "1", *map(str, RATE)]]
+)
+def test_what_needs_no_torch_does_not_import_it(words):
+    code = (
+        "import sys, clipwise.cli\n"
+        f"sys.argv = ['clipwise', *{words!r}]\n"
+        "try: clipwise.cli.main()\n"
+        "except SystemExit as end: sys.exit(end.code or int('torch' in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
