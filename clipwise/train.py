@@ -94,6 +94,8 @@ def fit(
     made = (optimizer or _default_optimizer)(p for p in model.parameters() if p.requires_grad)
     loader = DataLoader(train, batch_size=expected_batch_size, shuffle=True)
     device = next(model.parameters()).device
+    if loss is F.cross_entropy:
+        check_class_targets(model, train, device)
     model.train()
 
     def loss_of(batch: Any) -> Tensor:
@@ -237,6 +239,23 @@ def accuracy(model: nn.Module, data: Dataset, device: torch.device | None = None
             total += len(targets)
     model.train(was_training)
     return right / max(1, total)
+
+
+def check_class_targets(model: nn.Module, data: Dataset, device: torch.device | None = None) -> None:
+    """Targets are class numbers that the model has an output for. Checked on all records before training: an error in the middle of it would depend
+    on which records were drawn. The message names the kind of problem, not the record."""
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        first, _ = next(iter(DataLoader(data, batch_size=1)))
+        classes = model(first.to(device)).shape[-1]
+    model.train(was_training)
+    for _, targets in DataLoader(data, batch_size=EVALUATION_ROWS):
+        if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.dtype == torch.bool or targets.dim() != 1:
+            kind = f"{targets.dtype}, {targets.dim()} dimensions" if isinstance(targets, Tensor) else type(targets).__name__
+            raise BadArgument(f"train: targets are not whole class numbers, one a record ({kind}); give int64 numbers, or a loss of your own")
+        if targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < classes:
+            raise BadArgument(f"train: a target lies outside 0 ... {classes - 1}, the outputs of the model; number the classes from 0, or widen the last layer")
 
 
 def _public_numbers(method_state: Any) -> dict[str, float]:

@@ -21,7 +21,7 @@ from clipwise.cli import app
 from clipwise.types import BudgetExhausted
 
 # A run of a second: three steps of a linear model, noise given, so that nothing has to be calibrated.
-QUICK = "train --model linear --noise-multiplier 5 --epochs 1 --batch 500 --accountant rdp --seed 7".split()
+QUICK = ["train", "--model", "linear", "--noise-multiplier", "5", "--epochs", "1", "--batch", "500", "--accountant", "rdp", "--seed", "7"]
 KEYS = {
     *("method", "data", "model", "epsilon", "delta", "accountant", "noise_multiplier"),
     *("sample_rate", "steps", "accuracy", "run_dir"),

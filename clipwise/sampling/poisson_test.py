@@ -1,0 +1,97 @@
+"""Poisson batches at the stated rate, independent, repeatable; and the loader that delivers them."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch.utils.data import DataLoader, TensorDataset
+
+from clipwise.keystream import Key
+from clipwise.sampling import PoissonLoader, PoissonSampler
+from clipwise.types import BadArgument
+
+KEY = Key.from_seed(0)
+
+
+@pytest.mark.parametrize(("size", "rate", "steps"), [(1000, 0.1, 400), (60, 0.5, 2000), (2_000_000, 1e-3, 20)])
+def test_inclusion_is_binomial_at_the_rate(size, rate, steps):
+    sampler = PoissonSampler(size, rate)
+    sizes = np.array([len(sampler.draw(KEY, step)) for step in range(steps)])
+    total = size * steps
+    assert stats.binomtest(int(sizes.sum()), total, rate).pvalue > 1e-6
+    # the *spread* of the sizes is that of independent coins: a fixed-size or shuffled sampler has none
+    spread = sizes.var(ddof=1) * (steps - 1) / (size * rate * (1 - rate))
+    assert stats.chi2(steps - 1).cdf(spread) == pytest.approx(0.5, abs=0.499999)
+
+
+def test_tiny_rates_are_not_doubled():
+    """Float32 coins cannot tell 3e-8 from 6e-8; ours can. 3e8 coins, 9 expected."""
+    sampler = PoissonSampler(10_000_000, 3e-8)
+    found = sum(len(sampler.draw(KEY, step)) for step in range(30))
+    assert stats.poisson(9).cdf(found) < 1 - 1e-4
+    assert PoissonSampler(100, 1e-30).draw(KEY, 0).size == 0
+
+
+def test_pairs_of_records_are_independent():
+    sampler = PoissonSampler(20, 0.3)
+    drawn = np.zeros((4000, 20))
+    for step in range(4000):
+        drawn[step, sampler.draw(KEY, step)] = 1
+    correlation = np.corrcoef(drawn.T) - np.eye(20)
+    assert np.abs(correlation).max() < 0.09
+    lagged = [np.corrcoef(drawn[1:, i], drawn[:-1, i])[0, 1] for i in range(20)]
+    assert np.abs(lagged).max() < 0.09
+
+
+def test_a_draw_is_a_function_of_key_and_step():
+    sampler = PoissonSampler(500, 0.2)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    first = sampler.draw(KEY, 3)
+    assert np.array_equal(first, sampler.draw(KEY, 3))
+    assert not np.array_equal(first, sampler.draw(KEY, 4))
+    assert not np.array_equal(first, sampler.draw(Key.from_seed(1), 3))
+    assert len(set(first)) == len(first)
+
+
+def test_rate_one_takes_everything():
+    assert np.array_equal(PoissonSampler(7, 1.0).draw(KEY, 0), np.arange(7))
+
+
+@pytest.mark.parametrize("rate", [0.0, -0.1, 1.5, float("nan"), "0.1"])
+def test_bad_rate(rate):
+    with pytest.raises(BadArgument, match="sample_rate"):
+        PoissonSampler(10, rate)
+
+
+def loader(rate=0.1, most=None, **options):
+    inner = DataLoader(TensorDataset(torch.arange(100.0) + 1, torch.arange(100)), batch_size=10, **options)
+    return PoissonLoader(inner, PoissonSampler(100, rate), KEY, max_physical_batch=most)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("most", [None, 1, 4, 100])
+def test_physical_batches_make_up_the_logical_ones(most, workers):
+    sampler = PoissonSampler(100, 0.1)
+    seen = {}
+    for info, (x, y) in loader(most=most, num_workers=workers).batches(range(5, 25)):
+        assert len(x) == info.rows
+        assert most is None or info.rows <= most
+        if not info.masked:
+            assert torch.equal(x, y + 1.0)
+        seen.setdefault(info.step, []).append((info, [] if info.masked else y.tolist()))
+    assert sorted(seen) == list(range(5, 25))
+    for step, parts in seen.items():
+        assert [i for _, y in parts for i in y] == sampler.draw(KEY, step).tolist()
+        assert [info.last for info, _ in parts] == [False] * (len(parts) - 1) + [True]
+
+
+def test_empty_batches_come_as_one_masked_row_of_zeros():
+    batches = list(loader(rate=1e-9).batches(range(3)))
+    assert len(batches) == 3
+    for info, (x, y) in batches:
+        assert info.masked
+        assert info.last
+        assert info.rows == 1
+        assert x.tolist() == [0.0]
+        assert y.tolist() == [0]
