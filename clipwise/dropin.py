@@ -9,11 +9,12 @@
             optimizer.step()
     print(private.epsilon(), private.statement().to_markdown())
 
-Model and optimizer stay the objects they were. `loss.backward()` leaves no gradient on the parameters; `optimizer.step()` clips, sums, charges,
-adds noise, puts the *released* gradient on p.grad, and then takes the optimizer's own step.
+Model and optimizer stay the objects they were. `loss.backward()` leaves no gradient on the parameters;
+`optimizer.step()` clips, sums, charges, adds noise, puts the *released* gradient on p.grad, and then takes the
+optimizer's own step.
 
-Guarantee: the parameters change only by released gradients, one noise draw and one ledger line a logical step, however it is split; a loop
-that does anything out of order gets an error and changes nothing.
+Guarantee: the parameters change only by released gradients, one noise draw and one ledger line a logical step,
+however it is split; a loop that does anything out of order gets an error and changes nothing.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ class Private:
         self._drop()
         self.run.close()
 
-    # -- batches ---------------------------------------------------------------------------------------------------------
+    # -- batches
+    # ---------------------------------------------------------------------------------------------------------
 
     def _epoch(self) -> Iterator[Any]:
         self._epochs_begun += 1
@@ -111,7 +113,8 @@ class Private:
     def _drop(self) -> None:
         self._batch, self._partial = None, Partial()
 
-    # -- the step --------------------------------------------------------------------------------------------------------
+    # -- the step
+    # --------------------------------------------------------------------------------------------------------
 
     def _step(self, take_step: Callable[[], Any]) -> Any:
         run, batch = self.run, self._batch
@@ -153,7 +156,8 @@ class Private:
                 stacklevel=4,
             )
 
-    # -- in and out of the optimizer -------------------------------------------------------------------------------------
+    # -- in and out of the optimizer
+    # -------------------------------------------------------------------------------------
 
     def _install(self) -> None:
         private = self
@@ -169,7 +173,8 @@ class Private:
             private._step(private._plain_step)
             return value
 
-        # A bound method, because schedulers that are made later look for its __func__; marked where one has wrapped it before.
+        # A bound method, because schedulers that are made later look for its __func__; marked where one has wrapped
+        # it before.
         step._wrapped_by_lr_sched = getattr(self._plain_step, "_wrapped_by_lr_sched", False)  # type: ignore[attr-defined]
         if not step._wrapped_by_lr_sched:  # type: ignore[attr-defined]
             del step._wrapped_by_lr_sched  # type: ignore[attr-defined]
@@ -212,16 +217,16 @@ def attach(
 ) -> Private:
     """Make an existing training loop private. Everything is checked here, before any data is touched.
 
-    epsilon or noise_multiplier: the target (noise is calibrated for `epochs`), or the noise itself. delta: below 1 / size of the data set.
-    method and its options (threshold=1.0 for "fixed"): see `clipwise methods`.
-    expected_batch_size, sample_rate: public numbers; by default the loader's batch size, and that over the data set's size, which is then
-    treated as public.
-    loss_reduction: how the loss that you call backward() on combines the examples, "mean" or "sum". It must treat them alike: a mean over
-    *tokens that are not padding*, or a loss that compares examples, lets one example change another's share, and no bound would hold.
-    max_physical_batch: split larger batches, exactly; give the lr_scheduler too, so that it moves once a logical step.
-    engine: "fast", or "generic" (torch.func for the whole model; slower, for models that change shape from call to call).
-    seed: for studies and tests only; without it the randomness comes from the operating system.
-    ledger: a file for the privacy ledger; an existing one goes on, and what it holds counts.
+    epsilon or noise_multiplier: the target (noise is calibrated for `epochs`), or the noise itself. delta: below 1 /
+    size of the data set. method and its options (threshold=1.0 for "fixed"): see `clipwise methods`.
+    expected_batch_size, sample_rate: public numbers; by default the loader's batch size, and that over the data set's
+    size, which is then treated as public. loss_reduction: how the loss that you call backward() on combines the
+    examples, "mean" or "sum". It must treat them alike: a mean over *tokens that are not padding*, or a loss that
+    compares examples, lets one example change another's share, and no bound would hold. max_physical_batch: split
+    larger batches, exactly; give the lr_scheduler too, so that it moves once a logical step. engine: "fast", or
+    "generic" (torch.func for the whole model; slower, for models that change shape from call to call). seed: for
+    studies and tests only; without it the randomness comes from the operating system. ledger: a file for the privacy
+    ledger; an existing one goes on, and what it holds counts.
     """
     run = Run(
         model,

@@ -16,8 +16,9 @@ MOST_GROUPS = 32
 def fix(model: _Model) -> _Model:
     """The same model, changed in place: BatchNorm becomes GroupNorm, InstanceNorm stops keeping running statistics.
 
-    Scale and shift of a BatchNorm are carried over; its running statistics are not (they belong to its training data). Call it before making
-    the optimizer, since the parameters of replaced layers are new. A model that *is* a BatchNorm is returned replaced.
+    Scale and shift of a BatchNorm are carried over; its running statistics are not (they belong to its training
+    data). Call it before making the optimizer, since the parameters of replaced layers are new. A model that *is* a
+    BatchNorm is returned replaced.
     """
     replaced = _replacement(model)
     if replaced is not None:
@@ -33,7 +34,9 @@ def fix(model: _Model) -> _Model:
 def _replacement(module: nn.Module) -> nn.Module | None:
     if not isinstance(module, _BatchNorm) or isinstance(module, _InstanceNorm):
         return None
-    group_norm = nn.GroupNorm(math.gcd(MOST_GROUPS, module.num_features), module.num_features, eps=module.eps, affine=module.affine)
+    group_norm = nn.GroupNorm(
+        math.gcd(MOST_GROUPS, module.num_features), module.num_features, eps=module.eps, affine=module.affine
+    )
     if module.affine:
         group_norm.weight.data.copy_(module.weight.data)
         group_norm.bias.data.copy_(module.bias.data)

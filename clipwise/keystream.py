@@ -1,8 +1,9 @@
 """Randomness as a function: bytes from (key, purpose, step, rank, stream), an AES-256-CTR keystream.
 
-Guarantee: two different (purpose, step, rank, stream) never share a byte of keystream; the same one always gives the same bytes. So noise
-can be tested, cannot be influenced by torch.manual_seed, and cannot be drawn twice by accident. The key comes from the operating system; a
-key made from a seed is for tests and studies, and then the privacy statement says that the seed must stay secret.
+Guarantee: two different (purpose, step, rank, stream) never share a byte of keystream; the same one always gives the
+same bytes. So noise can be tested, cannot be influenced by torch.manual_seed, and cannot be drawn twice by accident.
+The key comes from the operating system; a key made from a seed is for tests and studies, and then the privacy
+statement says that the seed must stay secret.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ class Key:
         return Key(secret, self.seeded)
 
     def keystream(self, *, step: int, rank: int = 0, stream: int = 0) -> CipherContext:
-        start = step.to_bytes(_STEP, "big") + rank.to_bytes(_RANK, "big") + stream.to_bytes(_STREAM, "big") + bytes(_BLOCK)
+        start = (
+            step.to_bytes(_STEP, "big") + rank.to_bytes(_RANK, "big") + stream.to_bytes(_STREAM, "big") + bytes(_BLOCK)
+        )
         return Cipher(algorithms.AES(self.secret), modes.CTR(start)).encryptor()
 
     def __repr__(self) -> str:  # a key must not reach a log

@@ -1,10 +1,11 @@
 """The plan: one frozen value from which sampler, noise and ledger event are made together.
 
-The joint guarantee. A step releases the weighted gradient sum and the method's side queries, all on one Poisson batch, each with Gaussian noise
-of std = (its multiplier) x (its l2 bound). Divide each by its std: one record moves the stacked vector by at most sqrt(sum_k sigma_k^-2), so the
-step is one Gaussian release with multiplier sigma_eff = (sum_k sigma_k^-2)^(-1/2), subsampled *once* at the plan's rate (Poisson,
-add/remove-one neighbours). The plan gives each side query the multiplier it asks for and the gradient the rest, so that sigma_eff is the total
-that was stated or calibrated. The event depends on the plan and on released state only, never on what was measured.
+The joint guarantee. A step releases the weighted gradient sum and the method's side queries, all on one Poisson
+batch, each with Gaussian noise of std = (its multiplier) x (its l2 bound). Divide each by its std: one record moves
+the stacked vector by at most sqrt(sum_k sigma_k^-2), so the step is one Gaussian release with multiplier sigma_eff =
+(sum_k sigma_k^-2)^(-1/2), subsampled *once* at the plan's rate (Poisson, add/remove-one neighbours). The plan gives
+each side query the multiplier it asks for and the gradient the rest, so that sigma_eff is the total that was stated
+or calibrated. The event depends on the plan and on released state only, never on what was measured.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class Plan:
     size: int | None = None  # of the data set, where it is treated as public
 
     def __post_init__(self) -> None:
-        validate.probability("sample_rate", self.sample_rate, one_allowed=True, remedy="it is expected_batch_size / size of the data set")
+        validate.probability(
+            "sample_rate", self.sample_rate, one_allowed=True, remedy="it is expected_batch_size / size of the data set"
+        )
         validate.positive("expected_batch_size", self.expected_batch_size)
         validate.non_negative("noise_multiplier", self.noise_multiplier)
         validate.count("parameters", self.parameters)
@@ -87,9 +90,12 @@ def make_plan(
     accountant: str,
     size: int | None,
 ) -> Plan:
-    """A plan from a target epsilon (the noise is calibrated) or from a noise multiplier. Checks before anything is spent."""
+    """A plan from a target epsilon (the noise is calibrated) or from a noise multiplier. Checks before anything is
+    spent."""
     validate.choice("accountant", accountant, ACCOUNTANTS)
-    validate.probability("sample_rate", sample_rate, one_allowed=True, remedy="it is expected_batch_size / size of the data set")
+    validate.probability(
+        "sample_rate", sample_rate, one_allowed=True, remedy="it is expected_batch_size / size of the data set"
+    )
     validate.positive("expected_batch_size", expected_batch_size)
     if (epsilon is None) == (noise_multiplier is None):
         raise BadArgument(f"epsilon={epsilon!r} and noise_multiplier={noise_multiplier!r}: give exactly one of the two")
@@ -101,9 +107,13 @@ def make_plan(
     if epsilon is not None:
         validate.positive("epsilon", epsilon, "give a finite target above 0, such as 3.0")
         if delta is None:
-            raise BadArgument("delta=None: a target epsilon holds at some delta; give one well below 1 / size of the data set, such as 1e-5")
+            raise BadArgument(
+                "delta=None: a target epsilon holds at some delta; give one well below 1 / size of the data set, such as 1e-5"
+            )
         if steps is None:
-            raise BadArgument("epochs=None: the noise for a target epsilon depends on the number of steps; give the epochs that are planned")
+            raise BadArgument(
+                "epochs=None: the noise for a target epsilon depends on the number of steps; give the epochs that are planned"
+            )
         noise_multiplier = calibrate(epsilon, delta, sample_rate, steps, accountant=accountant)
     return Plan(
         method=method,

@@ -73,7 +73,9 @@ class Run:
         if sample_rate is None:
             sample_rate = float(expected_batch_size) / size  # type: ignore[arg-type]
             if sample_rate > 1:
-                raise BadArgument(f"expected_batch_size={expected_batch_size!r} is above the {size} records of the data set; give at most that many")
+                raise BadArgument(
+                    f"expected_batch_size={expected_batch_size!r} is above the {size} records of the data set; give at most that many"
+                )
         self.plan = make_plan(
             method=method,
             parameters=sum(p.numel() for p in parameters.values()),
@@ -108,7 +110,9 @@ class Run:
         key = (Key.fresh() if seed is None else Key.from_seed(seed)).derive(f"segment {self.ledger.segment}")
         self._seeded = seed is not None
         self.noise = GaussianNoise(key)
-        self.batches = PoissonLoader(loader, PoissonSampler(size, sample_rate), key, max_physical_batch=max_physical_batch)
+        self.batches = PoissonLoader(
+            loader, PoissonSampler(size, sample_rate), key, max_physical_batch=max_physical_batch
+        )
         self.state: State = initial_state(self.plan)
         _taken.add(model)
 
@@ -154,7 +158,9 @@ class Run:
     def _spent(self, delta: float | None) -> Any:
         delta = self.plan.delta if delta is None else check_delta(delta, self.plan.size)
         if delta is None:
-            raise BadArgument("delta=None: epsilon holds at some delta; give one well below 1 / size of the data set, such as 1e-5")
+            raise BadArgument(
+                "delta=None: epsilon holds at some delta; give one well below 1 / size of the data set, such as 1e-5"
+            )
         events = self.ledger.events() if self.plan.method.sound else [StepEvent(1.0, 0.0)]
         return epsilon(events, delta, self.plan.accountant)
 
@@ -214,9 +220,13 @@ def trainable_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, nn
     if not isinstance(model, nn.Module):
         raise BadArgument(f"model={type(model).__name__} is not a torch.nn.Module; give the model itself")
     if not isinstance(optimizer, Optimizer):
-        raise BadArgument(f"optimizer={type(optimizer).__name__} is not a torch.optim optimizer; make one on model.parameters()")
+        raise BadArgument(
+            f"optimizer={type(optimizer).__name__} is not a torch.optim optimizer; make one on model.parameters()"
+        )
     if isinstance(optimizer, LBFGS):
-        raise Unsupported("optimizer: LBFGS evaluates the loss several times a step; use SGD, Adam or another first-order optimizer")
+        raise Unsupported(
+            "optimizer: LBFGS evaluates the loss several times a step; use SGD, Adam or another first-order optimizer"
+        )
     if model in _taken:
         raise BadArgument("model: it is attached already; call detach() on the earlier run first")
     held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
@@ -224,7 +234,9 @@ def trainable_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, nn
     if not own:
         raise BadArgument("model: no parameter requires a gradient; unfreeze at least one layer")
     if strange := held - {id(p) for p in own.values()}:
-        raise BadArgument(f"optimizer: {len(strange)} of its parameters are not the model's; put every module that is trained into one model")
+        raise BadArgument(
+            f"optimizer: {len(strange)} of its parameters are not the model's; put every module that is trained into one model"
+        )
     if forgotten := [name for name, p in own.items() if id(p) not in held]:
         raise BadArgument(
             f"optimizer: it does not hold {', '.join(forgotten[:5])}{' ...' if len(forgotten) > 5 else ''}; "

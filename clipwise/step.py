@@ -2,9 +2,10 @@
 
     sampling -> norms -> clipping -> weighted sum -> noise -> optimizer -> accounting
 
-`absorb` takes one physical batch as far as its weighted sums; `release` charges the ledger, adds the noise of the whole logical batch, once, and
-moves the method's state on. `private_step` is the two in a row around a forward and backward pass; the drop-in API calls them from the user's own
-loop. Private values (norms, weights, sizes) live inside `absorb` and nowhere else; a `Partial` holds private sums and dies in `release`.
+`absorb` takes one physical batch as far as its weighted sums; `release` charges the ledger, adds the noise of the
+whole logical batch, once, and moves the method's state on. `private_step` is the two in a row around a forward and
+backward pass; the drop-in API calls them from the user's own loop. Private values (norms, weights, sizes) live inside
+`absorb` and nowhere else; a `Partial` holds private sums and dies in `release`.
 """
 
 from __future__ import annotations
@@ -45,12 +46,19 @@ class Partial:
     side_gradients: dict[str, list[Tensor]] = field(default_factory=dict)
 
 
-def absorb(plan: Plan, state: State, partial: Partial, tape: Tape, *, masked: bool = False, groups: Tensor | None = None) -> None:
-    """Stages 3 and 4 for one physical batch: norms to weights, weights to sums. Exact however the logical batch was split."""
+def absorb(
+    plan: Plan, state: State, partial: Partial, tape: Tape, *, masked: bool = False, groups: Tensor | None = None
+) -> None:
+    """Stages 3 and 4 for one physical batch: norms to weights, weights to sums. Exact however the logical batch was
+    split."""
     decision = plan.method.decide(state.method, tape.norms, groups)
     if masked:  # the row that stands for an empty batch
         zero = {name: torch.zeros_like(rows) for name, rows in decision.rows.items()}
-        decision = Decision(torch.zeros_like(decision.weights), zero, {k: torch.zeros_like(v) for k, v in decision.gradient_rows.items()})
+        decision = Decision(
+            torch.zeros_like(decision.weights),
+            zero,
+            {k: torch.zeros_like(v) for k, v in decision.gradient_rows.items()},
+        )
     shrink = 1 - tape.slack
     partial.gradient = _plus(partial.gradient, tape.weighted_sum(decision.weights * shrink))
     for name, rows in decision.rows.items():

@@ -1,4 +1,5 @@
-"""`fit`: model, data and epsilon in; trained model, history and privacy statement out. The loop, and no privacy logic."""
+"""`fit`: model, data and epsilon in; trained model, history and privacy statement out. The loop, and no privacy
+logic."""
 
 from __future__ import annotations
 
@@ -84,10 +85,12 @@ def fit(
     on_epoch: Callable[[dict[str, Any]], None] | None = None,
     on_step: Callable[[int, int], None] | None = None,
 ) -> Fit:
-    """Train privately, to a target epsilon or with a given noise multiplier; epsilon=inf trains without privacy, for comparison.
+    """Train privately, to a target epsilon or with a given noise multiplier; epsilon=inf trains without privacy, for
+    comparison.
 
-    `train` and `test` are data sets of (input, target); `loss(output, target)` is a mean over the rows. `optimizer` makes the optimizer from the
-    parameters (SGD with momentum by default). `on_epoch` gets each line of the history, `on_step` (steps done, steps planned).
+    `train` and `test` are data sets of (input, target); `loss(output, target)` is a mean over the rows. `optimizer`
+    makes the optimizer from the parameters (SGD with momentum by default). `on_epoch` gets each line of the history,
+    `on_step` (steps done, steps planned).
     """
     validate.count("epochs", epochs)
     validate.count("expected_batch_size", expected_batch_size)
@@ -105,7 +108,9 @@ def fit(
     report = _Reporter(model, made, test, on_epoch, on_step, device)
     if epsilon == math.inf:
         if noise_multiplier is not None:
-            raise BadArgument(f"noise_multiplier={noise_multiplier!r} and epsilon=inf: training without privacy adds no noise; leave one out")
+            raise BadArgument(
+                f"noise_multiplier={noise_multiplier!r} and epsilon=inf: training without privacy adds no noise; leave one out"
+            )
         return _fit_plain(model, loader, made, loss_of, epochs, seed, max_physical_batch, report)
 
     run = Run(
@@ -136,11 +141,24 @@ def fit(
             steps = range(run.state.step, run.state.step + affordable)
             for _, batches in groupby(run.batches.batches(steps), key=lambda pair: pair[0].step):
                 run.state = private_step(
-                    run.plan, run.state, batches, loss=loss_of, engine=run.engine, noise=run.noise, ledger=run.ledger, optimizer=made
+                    run.plan,
+                    run.state,
+                    batches,
+                    loss=loss_of,
+                    engine=run.engine,
+                    noise=run.noise,
+                    ledger=run.ledger,
+                    optimizer=made,
                 )
                 report.step(run.state.step, epochs * per_epoch)
             spent = run.epsilon() if run.plan.delta is not None else None
-            report.epoch(epoch, run.state.step, epsilon=spent, noise_multiplier=run.plan.noise_multiplier, **_public_numbers(run.state.method))
+            report.epoch(
+                epoch,
+                run.state.step,
+                epsilon=spent,
+                noise_multiplier=run.plan.noise_multiplier,
+                **_public_numbers(run.state.method),
+            )
             if affordable < per_epoch:
                 raise run.exhausted()
     finally:
@@ -221,7 +239,13 @@ class _Reporter:
 
     def epoch(self, epoch: int, step: int, **values: Any) -> None:
         self.accuracy = None if self._test is None else accuracy(self._model, self._test, self._device)
-        line = {"epoch": epoch, "step": step, "accuracy": self.accuracy, "lr": self._optimizer.param_groups[0]["lr"], **values}
+        line = {
+            "epoch": epoch,
+            "step": step,
+            "accuracy": self.accuracy,
+            "lr": self._optimizer.param_groups[0]["lr"],
+            **values,
+        }
         self.history.append(line)
         if self._on_epoch:
             self._on_epoch(line)
@@ -242,8 +266,9 @@ def accuracy(model: nn.Module, data: Dataset, device: torch.device | None = None
 
 
 def check_class_targets(model: nn.Module, data: Dataset, device: torch.device | None = None) -> None:
-    """Targets are class numbers that the model has an output for. Checked on all records before training: an error in the middle of it would depend
-    on which records were drawn. The message names the kind of problem, not the record."""
+    """Targets are class numbers that the model has an output for. Checked on all records before training: an error in
+    the middle of it would depend on which records were drawn. The message names the kind of problem, not the
+    record."""
     was_training = model.training
     model.eval()
     with torch.no_grad():
@@ -251,11 +276,24 @@ def check_class_targets(model: nn.Module, data: Dataset, device: torch.device | 
         classes = model(first.to(device)).shape[-1]
     model.train(was_training)
     for _, targets in DataLoader(data, batch_size=EVALUATION_ROWS):
-        if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.dtype == torch.bool or targets.dim() != 1:
-            kind = f"{targets.dtype}, {targets.dim()} dimensions" if isinstance(targets, Tensor) else type(targets).__name__
-            raise BadArgument(f"train: targets are not whole class numbers, one a record ({kind}); give int64 numbers, or a loss of your own")
+        if (
+            not isinstance(targets, Tensor)
+            or targets.is_floating_point()
+            or targets.dtype == torch.bool
+            or targets.dim() != 1
+        ):
+            kind = (
+                f"{targets.dtype}, {targets.dim()} dimensions"
+                if isinstance(targets, Tensor)
+                else type(targets).__name__
+            )
+            raise BadArgument(
+                f"train: targets are not whole class numbers, one a record ({kind}); give int64 numbers, or a loss of your own"
+            )
         if targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < classes:
-            raise BadArgument(f"train: a target lies outside 0 ... {classes - 1}, the outputs of the model; number the classes from 0, or widen the last layer")
+            raise BadArgument(
+                f"train: a target lies outside 0 ... {classes - 1}, the outputs of the model; number the classes from 0, or widen the last layer"
+            )
 
 
 def _public_numbers(method_state: Any) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """The values that pass from one room of the house to the next. Data only: no logic lives here.
 
-Fields of these types are public. Private values (norms, weights, rows) appear only in `Decision` and in the engine's tape,
-and neither outlives the step that made it.
+Fields of these types are public. Private values (norms, weights, rows) appear only in `Decision` and in the engine's
+tape, and neither outlives the step that made it.
 """
 
 from __future__ import annotations

@@ -19,7 +19,9 @@ ROWS, FEATURES, CLASSES = 60, 6, 3
 
 def data(rows=ROWS, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    return TensorDataset(torch.randn(rows, FEATURES, generator=generator), torch.randint(0, CLASSES, (rows,), generator=generator))
+    return TensorDataset(
+        torch.randn(rows, FEATURES, generator=generator), torch.randint(0, CLASSES, (rows,), generator=generator)
+    )
 
 
 def network(seed=0):
@@ -50,7 +52,8 @@ def weights(model):
     return torch.cat([p.detach().flatten() for p in model.parameters()]).clone()
 
 
-# -- the loop stays as it is -----------------------------------------------------------------------------------------------
+# -- the loop stays as it is
+# -----------------------------------------------------------------------------------------------
 
 
 def test_model_and_optimizer_stay_what_they_were():
@@ -90,7 +93,10 @@ def test_detach_gives_everything_back():
     attach(model, optimizer).detach()  # and it can be attached again
 
 
-@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.NAdam])
+@pytest.mark.parametrize(
+    "make",
+    [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.NAdam],
+)
 @pytest.mark.parametrize("scheduler_first", [True, False])
 def test_any_optimizer_with_one_cycle(make, scheduler_first):
     model = network()
@@ -98,7 +104,9 @@ def test_any_optimizer_with_one_cycle(make, scheduler_first):
     loader = DataLoader(data(), batch_size=12, shuffle=True)
 
     def schedule(optimizer=optimizer):
-        return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=2 * len(loader), cycle_momentum=False)
+        return torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, max_lr=0.1, total_steps=2 * len(loader), cycle_momentum=False
+        )
 
     scheduler = schedule() if scheduler_first else None
     private = attach(model, optimizer, loader)
@@ -148,7 +156,8 @@ def test_a_deep_copy_is_free_of_the_engine():
     private.detach()
 
 
-# -- the released gradient is right ------------------------------------------------------------------------------------------
+# -- the released gradient is right
+# ------------------------------------------------------------------------------------------
 
 
 class Frozen(GaussianNoise):
@@ -249,7 +258,9 @@ def test_noise_has_the_stated_std():
 
     model = nn.Linear(400, 5, bias=False)
     nn.init.zeros_(model.weight)
-    loader = DataLoader(TensorDataset(torch.zeros(50, 400), torch.zeros(50, dtype=torch.long)), batch_size=10, shuffle=True)
+    loader = DataLoader(
+        TensorDataset(torch.zeros(50, 400), torch.zeros(50, dtype=torch.long)), batch_size=10, shuffle=True
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     private = attach(model, optimizer, loader, noise_multiplier=1.3, threshold=0.7, epochs=12)
     drawn = []
@@ -290,19 +301,26 @@ def test_empty_batches_release_noise_and_are_charged():
     assert all(p.grad.count_nonzero() == 0 for p in private.model.parameters())
 
 
-# -- hostile records -----------------------------------------------------------------------------------------------------------
+# -- hostile records
+# -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e38, 1e20])
 @pytest.mark.parametrize("most", [None, 1])
 def test_a_hostile_record_contributes_at_most_the_bound(value, most):
-    """Same batch with and without the record: the sums differ by at most the bound, by nothing at all if it is not finite."""
+    """Same batch with and without the record: the sums differ by at most the bound, by nothing at all if it is not
+    finite."""
     clean = data(20)
     x = torch.cat([clean.tensors[0], torch.full((1, FEATURES), value)])
     hostile = TensorDataset(x, torch.cat([clean.tensors[1], torch.tensor([1])]))
     sums = []
     for dataset in (clean, hostile):
-        private = attach(loader=DataLoader(dataset, batch_size=20, shuffle=True), sample_rate=1.0, max_physical_batch=most, threshold=0.5)
+        private = attach(
+            loader=DataLoader(dataset, batch_size=20, shuffle=True),
+            sample_rate=1.0,
+            max_physical_batch=most,
+            threshold=0.5,
+        )
         private.run.noise = Frozen(private.run.noise._key)
         for bx, by in private.loader:
             private.optimizer.zero_grad()
@@ -316,14 +334,17 @@ def test_a_hostile_record_contributes_at_most_the_bound(value, most):
 
 
 def test_training_goes_on_through_a_batch_of_nothing_but_nan():
-    loader = DataLoader(TensorDataset(torch.full((30, FEATURES), math.nan), torch.zeros(30, dtype=torch.long)), batch_size=10)
+    loader = DataLoader(
+        TensorDataset(torch.full((30, FEATURES), math.nan), torch.zeros(30, dtype=torch.long)), batch_size=10
+    )
     private = attach(loader=loader)
     train(private, epochs=2)
     assert weights(private.model).isfinite().all()
     assert private.run.state.step == 6
 
 
-# -- misuse: a clear error, nothing changed ------------------------------------------------------------------------------------
+# -- misuse: a clear error, nothing changed
+# ------------------------------------------------------------------------------------
 
 
 def step_once(private):
@@ -515,7 +536,8 @@ def test_noise_is_fresh_on_resume_even_with_a_seed(tmp_path):
     assert not torch.isin(released[0], released[1]).any()
 
 
-# -- bad arguments -----------------------------------------------------------------------------------------------------------
+# -- bad arguments
+# -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -621,7 +643,9 @@ def test_a_model_that_mixes_rows_is_refused_at_the_first_batch():
 
 
 def test_fix_replaces_batch_norm():
-    model = nn.Sequential(nn.Linear(FEATURES, 4), nn.BatchNorm1d(4), nn.Sequential(nn.BatchNorm1d(4)), nn.Linear(4, CLASSES))
+    model = nn.Sequential(
+        nn.Linear(FEATURES, 4), nn.BatchNorm1d(4), nn.Sequential(nn.BatchNorm1d(4)), nn.Linear(4, CLASSES)
+    )
     with torch.no_grad():
         model[1].weight.fill_(3.0)
     fixed = clipwise.fix(model)

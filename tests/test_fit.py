@@ -28,7 +28,14 @@ def network():
 
 def fit(digits, **options):
     train, test = digits
-    settings = {"epsilon": 8.0, "delta": 1e-5, "epochs": 5, "expected_batch_size": 200, "test": test, "seed": 1} | options
+    settings = {
+        "epsilon": 8.0,
+        "delta": 1e-5,
+        "epochs": 5,
+        "expected_batch_size": 200,
+        "test": test,
+        "seed": 1,
+    } | options
     return clipwise.fit(network(), train, **settings)
 
 

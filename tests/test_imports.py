@@ -1,4 +1,5 @@
-"""The one-way flow, kept by a test: stages import types and validate, never one another; only plan, step and run import stages."""
+"""The one-way flow, kept by a test: stages import types and validate, never one another; only plan, step and run
+import stages."""
 
 import ast
 import subprocess

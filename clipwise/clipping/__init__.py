@@ -19,7 +19,9 @@ def make_method(name: str, **options: Any) -> Method:
     known = {f.name for f in fields(kind)}
     for given in options:
         if given not in known:
-            raise BadArgument(f"{given}={options[given]!r} is not an option of method {name!r}; it has {', '.join(sorted(known)) or 'none'}")
+            raise BadArgument(
+                f"{given}={options[given]!r} is not an option of method {name!r}; it has {', '.join(sorted(known)) or 'none'}"
+            )
     return kind(**options)
 
 

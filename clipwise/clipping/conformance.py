@@ -1,7 +1,8 @@
 """The conformance suite: what every clipping method must do, whatever its formula.
 
-`check(method)` runs it all and raises `Nonconforming` with the name of the rule that was broken. Every method of the registry joins it by being
-there; whoever writes one elsewhere calls `check` in their own tests. It calls nothing but the contract.
+`check(method)` runs it all and raises `Nonconforming` with the name of the rule that was broken. Every method of the
+registry joins it by being there; whoever writes one elsewhere calls `check` in their own tests. It calls nothing but
+the contract.
 """
 
 from __future__ import annotations
@@ -19,7 +20,26 @@ from clipwise.clipping.contract import Context, Method
 from clipwise.types import ClipwiseError, Decision, Released
 
 CONTEXT = Context(expected_batch_size=64.0, noise_multiplier=1.0, parameters=10, steps=100)
-HOSTILE = [0.0, 5e-324, 1e-310, 1e-38, 1e-12, 1e-3, 0.01, 0.5, 1 - 1e-12, 1.0, 1 + 1e-12, 3.0, 10.0, 1e6, 1e19, 1e30, 1e38, 1e300]
+HOSTILE = [
+    0.0,
+    5e-324,
+    1e-310,
+    1e-38,
+    1e-12,
+    1e-3,
+    0.01,
+    0.5,
+    1 - 1e-12,
+    1.0,
+    1 + 1e-12,
+    3.0,
+    10.0,
+    1e6,
+    1e19,
+    1e30,
+    1e38,
+    1e300,
+]
 BROKEN = [math.inf, math.nan]
 ROUNDING = 2.0**-40  # norms are float64 in the step
 
@@ -70,7 +90,11 @@ def check_bound(method: Method, state: Any) -> None:
         _need(weights.shape == given.shape, "one weight a row", method)
         _need(bool(weights.isfinite().all() and (weights >= 0).all()), "weights are finite and not negative", method)
         _need(bool((weights[~finite] == 0).all()), "a non-finite norm gets weight 0", method)
-        _need(bool(((weights * given)[finite] <= bound * (1 + ROUNDING)).all()), "weight * norm stays within l2_bound", method)
+        _need(
+            bool(((weights * given)[finite] <= bound * (1 + ROUNDING)).all()),
+            "weight * norm stays within l2_bound",
+            method,
+        )
 
 
 def check_rows_are_independent(method: Method, state: Any) -> None:
@@ -83,7 +107,11 @@ def check_rows_are_independent(method: Method, state: Any) -> None:
         for name, rows in whole.rows.items():
             _need(torch.equal(rows[i : i + 1], one.rows[name]), "a side row depends on its own row alone", method)
         for name, weights in whole.gradient_rows.items():
-            _need(torch.equal(weights[i : i + 1], one.gradient_rows[name]), "a gradient row depends on its own row alone", method)
+            _need(
+                torch.equal(weights[i : i + 1], one.gradient_rows[name]),
+                "a gradient row depends on its own row alone",
+                method,
+            )
 
 
 def check_empty_batch(method: Method, state: Any) -> None:
@@ -98,9 +126,13 @@ def check_split_is_exact(method: Method, state: Any) -> None:
     groups = _groups(norms)
     parts = [method.decide(state, norms[s], groups[s]) for s in (slice(0, 7), slice(7, None))]
     whole = method.decide(state, norms, groups)
-    _need(torch.equal(torch.cat([p.weights for p in parts]), whole.weights), "splitting a batch changes no weight", method)
+    _need(
+        torch.equal(torch.cat([p.weights for p in parts]), whole.weights), "splitting a batch changes no weight", method
+    )
     for name, rows in whole.rows.items():
-        _need(torch.equal(torch.cat([p.rows[name] for p in parts]), rows), "splitting a batch changes no side row", method)
+        _need(
+            torch.equal(torch.cat([p.rows[name] for p in parts]), rows), "splitting a batch changes no side row", method
+        )
 
 
 def check_side_queries(method: Method, state: Any, context: Context) -> None:
@@ -113,11 +145,19 @@ def check_side_queries(method: Method, state: Any, context: Context) -> None:
     for name, rows in decision.rows.items():
         lengths = torch.linalg.vector_norm(rows.double(), dim=1)
         _need(rows.shape == (len(norms), declared[name].width), "a side row has the declared width", method)
-        _need(bool((lengths <= declared[name].l2_bound * (1 + ROUNDING)).all()), "a side row stays within its l2 bound", method)
+        _need(
+            bool((lengths <= declared[name].l2_bound * (1 + ROUNDING)).all()),
+            "a side row stays within its l2 bound",
+            method,
+        )
     for name, weights in decision.gradient_rows.items():
         finite = norms.isfinite()
         reach = (weights * norms)[finite]
-        _need(bool((reach <= declared[name].l2_bound * (1 + ROUNDING)).all()), "a gradient row stays within its l2 bound", method)
+        _need(
+            bool((reach <= declared[name].l2_bound * (1 + ROUNDING)).all()),
+            "a gradient row stays within its l2 bound",
+            method,
+        )
         _need(bool((weights[~finite] == 0).all()), "a non-finite norm has no gradient row", method)
 
 
@@ -139,14 +179,18 @@ def check_state_round_trip(state: Any) -> None:
     """A state survives being written as JSON and read back."""
     plain = [value.tolist() if isinstance(value, Tensor) else value for value in state]
     again = type(state)(
-        *(torch.tensor(r, dtype=v.dtype) if isinstance(v, Tensor) else r for r, v in zip(json.loads(json.dumps(plain)), state, strict=True))
+        *(
+            torch.tensor(r, dtype=v.dtype) if isinstance(v, Tensor) else r
+            for r, v in zip(json.loads(json.dumps(plain)), state, strict=True)
+        )
     )
     if not _same(state, again):
         raise Nonconforming(f"a state of type {type(state).__name__} does not survive a round trip")
 
 
 def check_update(method: Method, state: Any, context: Context, step: int) -> Any:
-    """The next state is a function of (state, released): the same twice, without touching its arguments or keeping the released memory."""
+    """The next state is a function of (state, released): the same twice, without touching its arguments or keeping
+    the released memory."""
     generator = torch.Generator().manual_seed(step)
     gradient = (torch.randn(context.parameters, generator=generator),)
     sides, side_gradients = {}, {}
@@ -159,7 +203,11 @@ def check_update(method: Method, state: Any, context: Context, step: int) -> Any
     kept = copy.deepcopy(released)
     before = copy.deepcopy(state)
     following = method.update(state, released, context, step)
-    _need(_same(following, method.update(before, kept, context, step)), "update is a function of state and released values", method)
+    _need(
+        _same(following, method.update(before, kept, context, step)),
+        "update is a function of state and released values",
+        method,
+    )
     _need(_same(state, before), "update does not change the state it was given", method)
     for value in following:
         shared = isinstance(value, Tensor) and any(value.data_ptr() == g.data_ptr() for g in gradient)

@@ -5,11 +5,14 @@
 | `side_queries(context)` | public facts | SideQuery... | known before training, so that the plan can split the noise |
 | `init(context)` | public facts | state | a NamedTuple of numbers and tensors, serialisable |
 | `l2_bound(state)` | state | float | bounds weights[i] * norms[i] for *any* norms |
-| `decide(state, norms, groups)` | **private norms** | Decision | row i from row i alone; a non-finite norm gets weight 0; no rows is allowed |
-| `update(state, released, context, step)` | **noised sums only** | next state | post-processing: raw norms cannot reach it |
+| `decide(state, norms, groups)` | **private norms** | Decision | row i from row i alone; a non-finite norm gets
+weight 0; no rows is allowed |
+| `update(state, released, context, step)` | **noised sums only** | next state | post-processing: raw norms cannot
+reach it |
 
-Two functions where papers write one loop, on purpose: the next state can depend on the data only through `released`. A method is a frozen
-dataclass whose fields are its options (public), in one file under 80 lines, joined by one line in `clipwise/clipping/__init__.py`.
+Two functions where papers write one loop, on purpose: the next state can depend on the data only through `released`.
+A method is a frozen dataclass whose fields are its options (public), in one file under 80 lines, joined by one line
+in `clipwise/clipping/__init__.py`.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ class Context(NamedTuple):
     steps: int  # planned
 
 
-def option(default: Any, help: str) -> Any:  # noqa: A002
+def option(default: Any, help: str) -> Any:
     """A field of a method with the sentence that `clipwise methods NAME` prints for it."""
     return dataclasses.field(default=default, metadata={"help": help})
 
@@ -62,7 +65,8 @@ class Method:
         return state
 
     def learning_rate(self, state: Any) -> float | None:  # noqa: ARG002
-        """The rate for the next step, for a method that learns it; None leaves the user's own rate and scheduler alone."""
+        """The rate for the next step, for a method that learns it; None leaves the user's own rate and scheduler
+        alone."""
         return None
 
     def noise_multiplier(self, total: float, state: Any, step: int) -> float:  # noqa: ARG002
@@ -73,7 +77,8 @@ class Method:
 def bounded(weights: Tensor, norms: Tensor, l2_bound: float) -> Tensor:
     """Weights made safe: 0 for a non-finite norm or weight, and never more than l2_bound / norm.
 
-    Every method ends its `decide` here, so that the bound holds by construction even where its own formula overflows or underflows.
+    Every method ends its `decide` here, so that the bound holds by construction even where its own formula overflows
+    or underflows.
     """
     usable = norms.isfinite() & weights.isfinite()
     ceiling = torch.where(norms > 0, l2_bound / norms, torch.inf)

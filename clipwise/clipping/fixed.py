@@ -1,6 +1,7 @@
 """DP-SGD with a fixed threshold C: weight min(1, C / ||g||).
 
-Guarantee: weight * norm <= C. Reference: Abadi et al., "Deep Learning with Differential Privacy", CCS 2016, Algorithm 1.
+Guarantee: weight * norm <= C. Reference: Abadi et al., "Deep Learning with Differential Privacy", CCS 2016, Algorithm
+1.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Gaussian noise: the only room that makes a `Released` value.
 
-Each normal number is Box-Muller over an AES keystream: a radius from 62 random bits (tails to 9.2 sigma), an angle from 32. As fast as
-torch.normal. Guarantee: the numbers are independent draws from N(0, 1) up to float32 rounding, a function of (key, step, rank, tensor) and of
-nothing else; a tensor's noise for a step is drawn once or an error is raised. Rounding is *not* hidden: this generator does not resist attacks
-that read the last bits of floating-point sums (Mironov 2012); see docs/threat_model.md.
+Each normal number is Box-Muller over an AES keystream: a radius from 62 random bits (tails to 9.2 sigma), an angle
+from 32. As fast as torch.normal. Guarantee: the numbers are independent draws from N(0, 1) up to float32 rounding, a
+function of (key, step, rank, tensor) and of nothing else; a tensor's noise for a step is drawn once or an error is
+raised. Rounding is *not* hidden: this generator does not resist attacks that read the last bits of floating-point
+sums (Mironov 2012); see docs/threat_model.md.
 """
 
 from __future__ import annotations
@@ -31,9 +32,12 @@ class GaussianNoise:
         self._streams = 0
 
     def add(self, sums: Sequence[Tensor], std: float, *, step: int) -> tuple[Tensor, ...]:
-        """sums + N(0, std^2), as new tensors. Queries of one step take their streams in order; a past step is refused."""
+        """sums + N(0, std^2), as new tensors. Queries of one step take their streams in order; a past step is
+        refused."""
         if step < self._step:
-            raise LoopMisuse(f"noise for step {step} was asked for after that of step {self._step}; noise is never drawn twice")
+            raise LoopMisuse(
+                f"noise for step {step} was asked for after that of step {self._step}; noise is never drawn twice"
+            )
         if step > self._step:
             self._step, self._streams = step, 0
         return tuple(self._noised(total, std) for total in sums)

@@ -33,8 +33,10 @@ def test_tails_reach_beyond_the_32_bit_limit():
             buffer[: len(data)] = bytes(len(data))
             return len(data)
 
-    noise._key = type("K", (), {"keystream": lambda self, **_: Zeros()})()
-    assert float(noise.add([torch.zeros(2)], 1.0, step=0)[0].abs().max()) == pytest.approx((2 * 62 * 0.693147) ** 0.5, rel=1e-3)
+    noise._key = type("K", (), {"keystream": lambda _self, **_: Zeros()})()
+    assert float(noise.add([torch.zeros(2)], 1.0, step=0)[0].abs().max()) == pytest.approx(
+        (2 * 62 * 0.693147) ** 0.5, rel=1e-3
+    )
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, (1 << 17) - 1, 1 << 17, (1 << 17) + 1, (1 << 18) + 5])

@@ -1,12 +1,13 @@
 """The book-keeping engine: per-example gradient norms and weighted sums from one ordinary forward and backward pass.
 
-While it records, each unit's forward runs with its parameters detached, so that autograd forms no weight gradients; the output passes
-through a *tap*, an identity whose backward hands the output gradient to the layer's kernel (Bu et al. 2022, "book-keeping"). The model
-keeps its class, its state_dict and its parameters' requires_grad; only the units' instance attribute `forward` is replaced, and
+While it records, each unit's forward runs with its parameters detached, so that autograd forms no weight gradients;
+the output passes through a *tap*, an identity whose backward hands the output gradient to the layer's kernel (Bu et
+al. 2022, "book-keeping"). The model keeps its class, its state_dict and its parameters' requires_grad; only the
+units' instance attribute `forward` is replaced, and
 `remove` gives it back.
 
-Guarantee: after `close`, every trainable parameter's per-example gradient is on the tape exactly once for each use, or an error was
-raised. A gradient that reaches a parameter past the taps is refused, never released.
+Guarantee: after `close`, every trainable parameter's per-example gradient is on the tape exactly once for each use,
+or an error was raised. A gradient that reaches a parameter past the taps is refused, never released.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping
+from itertools import pairwise
 from types import MethodType
 from typing import Any
 
@@ -30,7 +32,9 @@ from clipwise.norms.tape import Tape
 from clipwise.norms.units import PER_EXAMPLE, Unit, find_units, run_generic
 from clipwise.types import LoopMisuse, Unsupported
 
-DIRECT_BYTES = 192 * 2**20  # per layer and physical batch; beyond it per-example gradients are not stored where there is a choice
+DIRECT_BYTES = (
+    192 * 2**20
+)  # per layer and physical batch; beyond it per-example gradients are not stored where there is a choice
 
 
 class _Tap(torch.autograd.Function):
@@ -93,7 +97,7 @@ def _overlap(pieces: list[slice | None]) -> bool:
     if len(pieces) < 2:
         return False
     spans = sorted((0, float("inf")) if s is None else (s.start or 0, s.stop) for s in pieces)
-    return any(first[1] > second[0] for first, second in zip(spans, spans[1:], strict=False))
+    return any(first[1] > second[0] for first, second in pairwise(spans))
 
 
 class Bookkeeping:
@@ -110,7 +114,8 @@ class Bookkeeping:
         max_direct_bytes: int = DIRECT_BYTES,
         notify: Callable[[str], None] = warnings.warn,
     ):
-        """`generic` runs the whole model under torch.func, for models that change shape from call to call, or for comparison."""
+        """`generic` runs the whole model under torch.func, for models that change shape from call to call, or for
+        comparison."""
         refuse_mixing_layers(model)
         self._model = model
         self._names = {id(p): name for name, p in parameters.items()}
@@ -227,7 +232,14 @@ class Bookkeeping:
                 "call the model itself (move the code into its forward), so that Clipwise can see the whole computation"
             )
         if unit.layer is None:
-            return run_generic(unit, lambda p: self._expand(current, p), _rows_of(unit, args, kwargs, current.rows), original, args, kwargs)
+            return run_generic(
+                unit,
+                lambda p: self._expand(current, p),
+                _rows_of(unit, args, kwargs, current.rows),
+                original,
+                args,
+                kwargs,
+            )
 
         def tap(
             out: Tensor,
@@ -244,14 +256,18 @@ class Bookkeeping:
             call = Call(kernel, wanted, config, pieces or {})
             current.note(call)
             dim = unit.batch_dim if rows_dim is None else rows_dim
-            return _Tap.apply(out, self._dummy, [s.detach() for s in saved], self._receiver(current, call, dim, unit.name))
+            return _Tap.apply(
+                out, self._dummy, [s.detach() for s in saved], self._receiver(current, call, dim, unit.name)
+            )
 
         return unit.layer.forward(unit.module, tap, *args, **kwargs)
 
     def _expand(self, current: _Pass, p: nn.Parameter) -> Tensor:
         call = Call(PER_EXAMPLE, {"parameter": p})
         current.note(call)
-        return _Expand.apply(self._dummy, p.detach(), current.rows, self._receiver(current, call, 0, self._names[id(p)]))
+        return _Expand.apply(
+            self._dummy, p.detach(), current.rows, self._receiver(current, call, 0, self._names[id(p)])
+        )
 
     def _receiver(self, current: _Pass, call: Call, dim: int, name: str) -> Callable:
         used = False
@@ -265,7 +281,9 @@ class Bookkeeping:
                     "Call it once for each batch that the loader gives"
                 )
             if torch.is_grad_enabled():
-                raise LoopMisuse("backward(create_graph=True) would differentiate through clipping; call loss.backward() without it")
+                raise LoopMisuse(
+                    "backward(create_graph=True) would differentiate through clipping; call loss.backward() without it"
+                )
             if b.shape[dim] != current.rows:
                 raise LoopMisuse(
                     f"layer {name!r} was run on {b.shape[dim]} rows, but the batch from private.loader has another number; "
@@ -294,7 +312,8 @@ class Bookkeeping:
             "weight_decay for penalties, torch.no_grad() for other data"
         )
 
-    # -- the first batch ------------------------------------------------------------------------------------------------
+    # -- the first batch
+    # ------------------------------------------------------------------------------------------------
 
     def _run_probe(self, args: tuple, kwargs: dict) -> None:
         current = self._pass
@@ -308,7 +327,9 @@ class Bookkeeping:
             return self._model(*given, **named)
 
         try:
-            self._units = probe(self._model, self._units, self._parameters, current.rows, args, kwargs, attempt, self._notify)
+            self._units = probe(
+                self._model, self._units, self._parameters, current.rows, args, kwargs, attempt, self._notify
+            )
             self._probed = True
         finally:
             self._restore_forwards()
@@ -326,7 +347,8 @@ def _rows_of(unit: Unit, args: tuple, kwargs: dict, otherwise: int) -> int:
 
 def _recording_forward(engine: Bookkeeping, run: Callable, unit: Unit | None, original: Callable) -> Callable:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        # A deep copy of the model (an average of weights, say) carries this function along, and is none of our business.
+        # A deep copy of the model (an average of weights, say) carries this function along, and is none of our
+        # business.
         if not engine.knows(self):
             return type(self).forward(self, *args, **kwargs)
         if not torch.is_grad_enabled():

@@ -249,7 +249,7 @@ def test_hooks_and_buffers_survive_the_probe():
             return super().forward(x)
 
     model, seen = Counts(), []
-    model.a.register_forward_hook(lambda module, args, out: seen.append(out.shape))
+    model.a.register_forward_hook(lambda _module, _args, out: seen.append(out.shape))
     before = torch.random.get_rng_state()
     recorded(model, torch.randn(5, 4, 7, generator=torch.Generator().manual_seed(1)))
     assert float(model.calls) == 1

@@ -1,8 +1,9 @@
 """Which kernel for which shape: by the clock, once for each (kernel, shape), or by rule.
 
-On a CPU no formula predicts well which of several exact ways to the same norms is fastest, so each is tried on the first batch of a
-kind and the choice is kept. `by_rule=True` takes a kernel's first candidate instead: for runs that must be repeated bit by bit.
-Ways that would store per-example gradients beyond the cap are left out: a private step must not need much more memory than a plain one.
+On a CPU no formula predicts well which of several exact ways to the same norms is fastest, so each is tried on the
+first batch of a kind and the choice is kept. `by_rule=True` takes a kernel's first candidate instead: for runs that
+must be repeated bit by bit. Ways that would store per-example gradients beyond the cap are left out: a private step
+must not need much more memory than a plain one.
 """
 
 from __future__ import annotations
@@ -29,7 +30,14 @@ class Chooser:
         if len(ways) == 1 or self._by_rule:
             return next(iter(ways.values()))(call, saved, b)
         # Poisson batches vary in size: one decision serves all sizes of the same power of two.
-        key = (call.kernel, call.config, tuple(call.params), b.shape[0].bit_length(), b.shape[1:], *(s.shape[1:] for s in saved))
+        key = (
+            call.kernel,
+            call.config,
+            tuple(call.params),
+            b.shape[0].bit_length(),
+            b.shape[1:],
+            *(s.shape[1:] for s in saved),
+        )
         name = self._chosen.get(key)
         if name is None or name not in ways:
             name = self._chosen[key] = self._fastest(ways, call, saved, b)

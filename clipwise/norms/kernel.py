@@ -1,14 +1,14 @@
 """What a layer must offer so that its per-example gradients can be measured and summed without a second backward pass.
 
-A layer records a `Call` (its inputs, its parameters) in the forward pass. When the output gradient `b` arrives in the backward
-pass, a *kernel* turns (call, b) into a `Part`:
+A layer records a `Call` (its inputs, its parameters) in the forward pass. When the output gradient `b` arrives in the
+backward pass, a *kernel* turns (call, b) into a `Part`:
 
     squared_norms      (rows,)  ||g_i||^2 over the parameters of this call
     weighted_sum(w)    role -> sum_i w_i g_i; may be called several times, with other weights
 
-`Direct` stores the per-example gradients; `Ghost` stores inputs and output gradients, and never forms them. Both must agree with
-a loop over single examples to rounding; a part's row i depends on row i of its tensors alone, so that a record with NaN in it can
-be taken out (`drop_rows`) without touching the others.
+`Direct` stores the per-example gradients; `Ghost` stores inputs and output gradients, and never forms them. Both must
+agree with a loop over single examples to rounding; a part's row i depends on row i of its tensors alone, so that a
+record with NaN in it can be taken out (`drop_rows`) without touching the others.
 """
 
 from __future__ import annotations
@@ -60,9 +60,11 @@ class Ghost:
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One use of some parameters in the forward pass. `params` holds the trainable ones only, by role ("weight", "bias").
+    """One use of some parameters in the forward pass. `params` holds the trainable ones only, by role ("weight",
+    "bias").
 
-    `pieces` says, for a role, which leading rows of its parameter it stands for (a packed projection); the whole if absent.
+    `pieces` says, for a role, which leading rows of its parameter it stands for (a packed projection); the whole if
+    absent.
     """
 
     kernel: Kernel
@@ -75,8 +77,8 @@ class Kernel:
     """A way to per-example gradients for one kind of layer.
 
     `direct` is required: it serves parameters that are used more than once (tied weights, a module called twice), whose
-    per-example gradients must be added before the norm is taken. `candidates` may offer faster ways; the engine times them once
-    for each shape and keeps the best, or takes the *first* where the choice must not depend on a clock.
+    per-example gradients must be added before the norm is taken. `candidates` may offer faster ways; the engine times
+    them once for each shape and keeps the best, or takes the *first* where the choice must not depend on a clock.
     """
 
     def direct(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> dict[str, Tensor]:
@@ -118,12 +120,16 @@ def scale_rows(t: Tensor, weights: Tensor) -> Tensor:
 def gram_squared_norms(a: Tensor, b: Tensor) -> Tensor:
     """||sum_t a_t b_t^T||_F^2 for each row of a (rows, T, p) and b (rows, T, d), from T x T Gram matrices.
 
-    Sound under rounding: where the T terms cancel, a Gram sum can read less than the truth, even below zero. So the rounding error
-    that the sum can carry, a few eps of (sum_t |a_t||b_t|)^2, is added: the result is never below the true norm by more than that.
+    Sound under rounding: where the T terms cancel, a Gram sum can read less than the truth, even below zero. So the
+    rounding error that the sum can carry, a few eps of (sum_t |a_t||b_t|)^2, is added: the result is never below the
+    true norm by more than that.
     """
-    gram_a = torch.bmm(a, a.mT)
-    gram_b = torch.bmm(b, b.mT)
+    return paired_grams(torch.bmm(a, a.mT), torch.bmm(b, b.mT))
+
+
+def paired_grams(gram_a: Tensor, gram_b: Tensor) -> Tensor:
+    """The same from the Gram matrices (rows, T, T) themselves, for layers that share one between parameters."""
     lengths = gram_a.diagonal(dim1=1, dim2=2) * gram_b.diagonal(dim1=1, dim2=2)
     reach = lengths.clamp_min(0).sqrt().sum(1).square()
     total = (gram_a.flatten(1) * gram_b.flatten(1)).sum(1)
-    return total.clamp_min(0) + 16 * torch.finfo(a.dtype).eps * reach
+    return total.clamp_min(0) + 16 * torch.finfo(gram_a.dtype).eps * reach

@@ -1,4 +1,5 @@
-"""The reference: per-example gradients by a loop over single examples, in plain autograd. What every engine is tested against.
+"""The reference: per-example gradients by a loop over single examples, in plain autograd. What every engine is tested
+against.
 
 `assert_agrees` is the conformance test of a layer: whoever adds a rule joins it with one line a case.
 """
@@ -20,11 +21,14 @@ Loss = Callable[[Any], Tensor]  # the model's output for some rows -> the sum of
 def squared_output(out: Any) -> Tensor:
     """A loss that reaches every output tensor, with a different gradient at each place."""
     leaves = [x for x in torch.utils._pytree.tree_flatten(out)[0] if isinstance(x, Tensor) and x.is_floating_point()]
-    return torch.stack([((x + 0.3).square() * torch.linspace(0.5, 1.5, x[0].numel()).view(x[0].shape).to(x)).sum() for x in leaves]).sum()
+    return torch.stack(
+        [((x + 0.3).square() * torch.linspace(0.5, 1.5, x[0].numel()).view(x[0].shape).to(x)).sum() for x in leaves]
+    ).sum()
 
 
 def per_example_gradients(model: nn.Module, inputs: tuple, loss: Loss, *, rows_dim: int = 0) -> dict[str, Tensor]:
-    """name -> (rows, *shape): the gradient of each example's own loss. Every tensor of `inputs` has its rows in `rows_dim`."""
+    """name -> (rows, *shape): the gradient of each example's own loss. Every tensor of `inputs` has its rows in
+    `rows_dim`."""
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     rows = inputs[0].shape[rows_dim]
     each = []
@@ -44,7 +48,8 @@ def assert_agrees(
     allow_generic: bool = False,
     tolerance: float = 1e-9,
 ) -> None:
-    """Every candidate kernel of every layer, in float64, against the loop: norms and weighted sums to a relative `tolerance`.
+    """Every candidate kernel of every layer, in float64, against the loop: norms and weighted sums to a relative
+    `tolerance`.
 
     Fails too if the model fell back to the generic engine, unless that is what is being tested.
     """
@@ -74,7 +79,9 @@ def assert_agrees(
         finally:
             engine.remove()
         got = tape.weighted_sum(weights)
-        torch.testing.assert_close(tape.norms, norms, rtol=tolerance, atol=tolerance * float(norms.max()), msg=lambda m: f"norms: {m}")
+        torch.testing.assert_close(
+            tape.norms, norms, rtol=tolerance, atol=tolerance * float(norms.max()), msg=lambda m: f"norms: {m}"
+        )
         for (name, want), value in zip(sums.items(), got, strict=True):
             error = float((value - want).norm() / scale.clamp_min(1e-300))
             if not error <= tolerance:
@@ -103,5 +110,3 @@ def _refuse(message: str) -> None:
 
 def _ignore(message: str) -> None:  # noqa: ARG001
     return
-
-

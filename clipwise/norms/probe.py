@@ -4,9 +4,11 @@ Two tiny batches, of two and of three rows, go through the model. From them the 
 
 - which dimension of each layer's input is the batch (the one that grew);
 - whether any example's output depends on another example (then the model is refused);
-- whether a parameter is used past its layer's tap (then its parent is run generically), or vmap fails (then rows are looped over).
+- whether a parameter is used past its layer's tap (then its parent is run generically), or vmap fails (then rows are
+  looped over).
 
-Nothing is released: the outcome depends on the model's code, not on the values of the records, which are only borrowed for shape.
+Nothing is released: the outcome depends on the model's code, not on the values of the records, which are only
+borrowed for shape.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ class Probe:
             with _Detached(unit.module):
                 out = original(*args, **kwargs)
             leaves, spec = tree_flatten(out)
-            out = tree_unflatten([_Watch.apply(x, self.dummy, self, unit.name, None) if _is_float(x) else x for x in leaves], spec)
+            out = tree_unflatten(
+                [_Watch.apply(x, self.dummy, self, unit.name, None) if _is_float(x) else x for x in leaves], spec
+            )
         self.shapes[unit.name].append((given, tensor_shapes(out)))
         return out
 
@@ -105,7 +109,8 @@ def probe(
     attempt: Callable[..., Any],
     notify: Callable[[str], None],
 ) -> list[Unit]:
-    """The units as they must be run. `attempt(units, look, *args, **kwargs)` calls the model with its units replaced."""
+    """The units as they must be run. `attempt(units, look, *args, **kwargs)` calls the model with its units
+    replaced."""
     batches = {n: _small_batch(args, kwargs, rows, n) for n in (2, 3)}
     buffers = [(b, b.clone()) for b in model.buffers()]
     devices = {p.device for p in parameters if p.is_cuda}
@@ -127,11 +132,15 @@ def probe(
     if generic:
         names = ", ".join(f"{u.name or 'the whole model'} ({type(u.module).__name__})" for u in generic)
         why = f" Why: {'; '.join(notices)}." if notices else ""
-        notify(f"clipwise: no fast rule for {names}: its per-example gradients are exact, but slower (torch.func).{why}")
+        notify(
+            f"clipwise: no fast rule for {names}: its per-example gradients are exact, but slower (torch.func).{why}"
+        )
     return units
 
 
-def _look(units: list[Unit], parameters: list[nn.Parameter], batches: dict[int, Any], attempt: Callable[..., Any]) -> list[Unit]:
+def _look(
+    units: list[Unit], parameters: list[nn.Parameter], batches: dict[int, Any], attempt: Callable[..., Any]
+) -> list[Unit]:
     looks, outs = {}, {}
     for n, (args, kwargs) in batches.items():
         looks[n] = Probe()
@@ -191,7 +200,9 @@ def _refuse_mixing(units: list[Unit], parameters: list[nn.Parameter], look: Prob
                 )
             scalars.append(three.select(dim, 0).sum())
     if not scalars:
-        raise Unsupported("no output of the model depends on a trainable parameter; unfreeze a layer, or check the forward")
+        raise Unsupported(
+            "no output of the model depends on a trainable parameter; unfreeze a layer, or check the forward"
+        )
     grads = torch.autograd.grad(sum(scalars), [look.dummy, *parameters], allow_unused=True)[1:]
     by_name = {u.name: u for u in units}
     for name, dim, b in look.gradients:
@@ -225,7 +236,8 @@ def _promoted(model: nn.Module, units: list[Unit], problem: _Promote) -> list[Un
 
 
 def _small_batch(args: tuple, kwargs: dict, rows: int, n: int) -> tuple[tuple, dict]:
-    """The call's arguments cut or stretched to n rows. Values are made finite; the first two rows differ where they can."""
+    """The call's arguments cut or stretched to n rows. Values are made finite; the first two rows differ where they
+    can."""
     leaves, spec = tree_flatten((args, kwargs))
 
     def resize(x: Any) -> Any:

@@ -1,8 +1,9 @@
 """Does the loss combine the examples the way the engine was told?
 
-A mean that was declared a sum (or the other way round) scales every gradient by the realised batch size, so that one record more changes all the
-others' shares: the bound would not hold. The loss that `backward()` was called on is not handed to the taps, but it stands in the call stack of
-the backward pass; where its last operation is a known reduction, it is compared with what was declared. Best effort: an unknown one passes.
+A mean that was declared a sum (or the other way round) scales every gradient by the realised batch size, so that one
+record more changes all the others' shares: the bound would not hold. The loss that `backward()` was called on is not
+handed to the taps, but it stands in the call stack of the backward pass; where its last operation is a known
+reduction, it is compared with what was declared. Best effort: an unknown one passes.
 """
 
 from __future__ import annotations

@@ -14,7 +14,9 @@ def refuse_mixing_layers(model: nn.Module) -> None:
     """Raise for layers whose output for one example depends on the others, or that keep raw statistics of the data."""
     for name, module in model.named_modules():
         if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():  # type: ignore[misc]
-            raise Unsupported(f"layer {name!r} ({type(module).__name__}) has no shape yet; run the model once before attaching")
+            raise Unsupported(
+                f"layer {name!r} ({type(module).__name__}) has no shape yet; run the model once before attaching"
+            )
         if isinstance(module, _BatchNorm) and not isinstance(module, _InstanceNorm):
             raise Unsupported(
                 f"layer {name!r} ({type(module).__name__}) mixes the examples of a batch, so no example's influence can be bounded; "
@@ -25,4 +27,3 @@ def refuse_mixing_layers(model: nn.Module) -> None:
                 f"layer {name!r} ({type(module).__name__}) keeps running statistics of private data outside the guarantee; "
                 "make it with track_running_stats=False, or use clipwise.fix(model)"
             )
-

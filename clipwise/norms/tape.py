@@ -1,10 +1,10 @@
 """The tape: what one forward and backward pass of a physical batch left behind, until the step has used it.
 
-It answers two questions and is then dropped: how long is each example's gradient, and what is their weighted sum? It holds private
-values, so nothing may keep it past the step.
+It answers two questions and is then dropped: how long is each example's gradient, and what is their weighted sum? It
+holds private values, so nothing may keep it past the step.
 
-Guarantee: a row with a non-finite norm (NaN or inf anywhere in its gradient, or overflow) contributes exactly zero to every sum;
-norms are those of the gradient of each example's *own* loss, whatever the reduction.
+Guarantee: a row with a non-finite norm (NaN or inf anywhere in its gradient, or overflow) contributes exactly zero to
+every sum; norms are those of the gradient of each example's *own* loss, whatever the reduction.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from clipwise.norms.kernel import Call, Part
 
 class Tape:
     def __init__(self, parameters: Sequence[nn.Parameter], parts: Sequence[tuple[Call, Part]], rows: int, scale: float):
-        """`scale` undoes a mean over the rows: the gradient of example i's own loss is `scale` times what was recorded."""
+        """`scale` undoes a mean over the rows: the gradient of example i's own loss is `scale` times what was
+        recorded."""
         self._parameters = parameters
         self._parts = parts
         self._scale = scale
@@ -28,7 +29,8 @@ class Tape:
         for _, part in parts:
             squares += part.squared_norms.to(squares)
         self.norms = squares.sqrt_() * scale
-        # Norms and sums carry rounding errors of a few eps; weights shrunk by this much keep the bound true all the same.
+        # Norms and sums carry rounding errors of a few eps; weights shrunk by this much keep the bound true all the
+        # same.
         self.slack = 16 * max(torch.finfo(p.dtype).eps for p in parameters)
         bad = ~self.norms.isfinite()
         if bad.any():

@@ -1,8 +1,9 @@
 """Units: the modules whose outputs are tapped, and the way each runs while the engine records.
 
-A unit is a module with a rule of its own (layers/), or, where there is none, a module that is run *generically*: its parameters are
-expanded to one copy a row and its forward pass is mapped over the rows (torch.func.vmap; a loop where vmap cannot), so that ordinary
-autograd hands back one gradient a row. Generic is exact for any code that treats rows alike, only slower.
+A unit is a module with a rule of its own (layers/), or, where there is none, a module that is run *generically*: its
+parameters are expanded to one copy a row and its forward pass is mapped over the rows (torch.func.vmap; a loop where
+vmap cannot), so that ordinary autograd hands back one gradient a row. Generic is exact for any code that treats rows
+alike, only slower.
 """
 
 from __future__ import annotations
@@ -61,8 +62,11 @@ def find_units(model: nn.Module, trainable: Collection[int]) -> list[Unit]:
     return units
 
 
-def run_generic(unit: Unit, expand: Callable[[nn.Parameter], Tensor], rows: int, original: Callable, args: tuple, kwargs: dict) -> Any:
-    """The unit's forward pass, row by row, with parameters from `expand` (rows, *shape), so that each row has its own."""
+def run_generic(
+    unit: Unit, expand: Callable[[nn.Parameter], Tensor], rows: int, original: Callable, args: tuple, kwargs: dict
+) -> Any:
+    """The unit's forward pass, row by row, with parameters from `expand` (rows, *shape), so that each row has its
+    own."""
     leaves, spec = tree_flatten((args, kwargs))
     dims = iter(unit.arg_dims or [])
     in_dims = [next(dims, None) if isinstance(leaf, Tensor) else None for leaf in leaves]
@@ -74,11 +78,15 @@ def run_generic(unit: Unit, expand: Callable[[nn.Parameter], Tensor], rows: int,
         batched = [x if d is None else x.unsqueeze(d) for x, d in zip(row, in_dims, strict=True)]
         one_args, one_kwargs = tree_unflatten(batched, spec)
         # The unit's own forward is replaced while the engine records; call the one it had.
-        out = functional_call(_Original(unit.module, original), {f"module.{k}": v for k, v in own.items()}, one_args, one_kwargs)
+        out = functional_call(
+            _Original(unit.module, original), {f"module.{k}": v for k, v in own.items()}, one_args, one_kwargs
+        )
         out_leaves, out_spec = tree_flatten(out)
         if not all(isinstance(leaf, Tensor) for leaf in out_leaves):
             raise TypeError("a generic unit must return tensors")
-        return tuple(leaf if d is None else leaf.squeeze(d) for leaf, d in zip(out_leaves, unit.out_dims or [], strict=True))
+        return tuple(
+            leaf if d is None else leaf.squeeze(d) for leaf, d in zip(out_leaves, unit.out_dims or [], strict=True)
+        )
 
     def by_loop() -> list[Tensor]:
         each = []
@@ -102,13 +110,15 @@ def run_generic(unit: Unit, expand: Callable[[nn.Parameter], Tensor], rows: int,
     if not unit.use_loop:
         try:
             outs = by_vmap()
-        except (RuntimeError, ValueError, NotImplementedError):  # what vmap cannot map (.item(), data-dependent shapes), a loop can
+        except (
+            RuntimeError,
+            ValueError,
+            NotImplementedError,
+        ):  # what vmap cannot map (.item(), data-dependent shapes), a loop can
             unit.use_loop = True
     if unit.use_loop:
         outs = by_loop()
-    outs = [
-        o[0] if d is None else o.movedim(0, d) for o, d in zip(outs, unit.out_dims or [], strict=True)
-    ]
+    outs = [o[0] if d is None else o.movedim(0, d) for o, d in zip(outs, unit.out_dims or [], strict=True)]
     return tree_unflatten(outs, out_spec)
 
 

@@ -1,6 +1,7 @@
 """Stage 6: released gradients to the user's own torch.optim optimizer.
 
-The denominator is the *expected* batch size, a public number: dividing by the realised one would tell how many records were drawn.
+The denominator is the *expected* batch size, a public number: dividing by the realised one would tell how many
+records were drawn.
 """
 
 from __future__ import annotations

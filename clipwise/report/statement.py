@@ -68,23 +68,37 @@ class Statement:
         rows = [
             ("unit of privacy", self.unit),
             ("neighbouring relation", self.neighbours),
-            ("epsilon at delta", f"{_figure(self.epsilon)} at {self.delta if self.delta is None else format(self.delta, 'g')}"),
+            (
+                "epsilon at delta",
+                f"{_figure(self.epsilon)} at {self.delta if self.delta is None else format(self.delta, 'g')}",
+            ),
             ("accountant", self.accountant),
             ("target epsilon", target),
             ("sampler", self.sampler),
             ("sample rate q", f"{self.sample_rate:.10g}"),
             ("expected batch size (the denominator)", f"{self.expected_batch_size:g}"),
-            ("steps charged", f"{self.steps}" + ("" if self.planned_steps is None else f" of {self.planned_steps} planned")),
+            (
+                "steps charged",
+                f"{self.steps}" + ("" if self.planned_steps is None else f" of {self.planned_steps} planned"),
+            ),
             ("noise multiplier (noise std / l2 bound, all queries of a step together)", f"{self.noise_multiplier:.6g}"),
             ("clipping method", f"{self.method} {self.method_options or ''} ({self.reference})"),
         ]
         rows += [
-            ("side query", f"{q['name']}: l2 bound {q['l2_bound']:g}, noise multiplier {q['noise_multiplier']:g}") for q in self.side_queries
+            ("side query", f"{q['name']}: l2 bound {q['l2_bound']:g}, noise multiplier {q['noise_multiplier']:g}")
+            for q in self.side_queries
         ]
         return [
             *rows,
-            ("size of the data set", "treated as public" if self.size_is_public else "not used: rate and batch size were given"),
-            ("randomness", "AES-256-CTR keystream, key from " + ("a seed" if self.seeded else "the operating system, never stored")),
+            (
+                "size of the data set",
+                "treated as public" if self.size_is_public else "not used: rate and batch size were given",
+            ),
+            (
+                "randomness",
+                "AES-256-CTR keystream, key from "
+                + ("a seed" if self.seeded else "the operating system, never stored"),
+            ),
             ("ledger", f"{self.ledger}, head {self.ledger_head[:16]}"),
             ("tuning", self.tuning),
             ("software", self.versions),

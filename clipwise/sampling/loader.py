@@ -1,8 +1,9 @@
 """Poisson batches from a user's own DataLoader: same data set, collate function and workers; another sampler.
 
-A logical batch is split into physical ones of at most `max_physical_batch` rows. An empty logical batch is delivered as one *masked* row of
-zeros, because user code (a mean loss, an LSTM) fails on no rows; its weight is zero, so that it contributes nothing. What a Poisson sampler cannot
-honour (an IterableDataset, a weighted sampler, ...) is refused by name.
+A logical batch is split into physical ones of at most `max_physical_batch` rows. An empty logical batch is delivered
+as one *masked* row of zeros, because user code (a mean loss, an LSTM) fails on no rows; its weight is zero, so that
+it contributes nothing. What a Poisson sampler cannot honour (an IterableDataset, a weighted sampler, ...) is refused
+by name.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class PoissonLoader:
         self._collate = _Collate(collate, masked)
 
     def batches(self, steps: Iterable[int]) -> Iterator[tuple[PhysicalBatch, Any]]:
-        """The batches of the given steps. Workers may draw ahead; a draw is a function of the step, so nothing is lost if they do."""
+        """The batches of the given steps. Workers may draw ahead; a draw is a function of the step, so nothing is
+        lost if they do."""
         waiting: deque[PhysicalBatch] = deque()
 
         def indices() -> Iterator[list[int]]:
@@ -88,18 +90,26 @@ class PoissonLoader:
 def check_loader(loader: DataLoader) -> int:
     """The number of records, after refusing what a Poisson sampler cannot honour."""
     if not isinstance(loader, DataLoader):
-        raise BadArgument(f"loader={type(loader).__name__} is not a torch DataLoader; give the DataLoader of the training set")
+        raise BadArgument(
+            f"loader={type(loader).__name__} is not a torch DataLoader; give the DataLoader of the training set"
+        )
     if isinstance(loader.dataset, IterableDataset):
-        raise Unsupported("loader: an IterableDataset has no records to sample by index; use a map-style data set (with __getitem__ and __len__)")
+        raise Unsupported(
+            "loader: an IterableDataset has no records to sample by index; use a map-style data set (with __getitem__ and __len__)"
+        )
     if loader.batch_size is None:
-        raise Unsupported("loader: batch_size=None or a batch_sampler of your own decides the batches; give a DataLoader with a batch_size")
+        raise Unsupported(
+            "loader: batch_size=None or a batch_sampler of your own decides the batches; give a DataLoader with a batch_size"
+        )
     if type(loader.sampler) not in (RandomSampler, SequentialSampler) or getattr(loader.sampler, "replacement", False):
         raise Unsupported(
             f"loader: {type(loader.sampler).__name__} draws records at other rates than Poisson sampling, and the privacy figure would not hold; "
             "give a DataLoader with shuffle=True and no sampler (for class balance, weight the loss instead)"
         )
     if loader.drop_last:
-        warnings.warn("clipwise: drop_last has no meaning for Poisson batches (none is the last), and is ignored", stacklevel=3)
+        warnings.warn(
+            "clipwise: drop_last has no meaning for Poisson batches (none is the last), and is ignored", stacklevel=3
+        )
     size = len(loader.dataset)  # type: ignore[arg-type]
     if size < 1:
         raise BadArgument("loader: the data set is empty; give one with at least one record")

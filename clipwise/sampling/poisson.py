@@ -1,8 +1,9 @@
 """Poisson sampling: each record joins each batch with probability q, independently of all else.
 
-Guarantee: for every step the batch is a Poisson sample at a rate of at most q (short of it by less than 2^-63), decided by integer
-comparison of 64 random bits a record with a public threshold. The coins come from the run's key and the step alone: secret, independent of the
-noise, the same if a step has to be drawn again. A batch may be empty. Float32 coins would double the rate at q = 3e-8.
+Guarantee: for every step the batch is a Poisson sample at a rate of at most q (short of it by less than 2^-63),
+decided by integer comparison of 64 random bits a record with a public threshold. The coins come from the run's key
+and the step alone: secret, independent of the noise, the same if a step has to be drawn again. A batch may be empty.
+Float32 coins would double the rate at q = 3e-8.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ class PoissonSampler:
 
     def __post_init__(self) -> None:
         validate.count("size", self.size, least=1, remedy="the data set must have at least one record")
-        validate.probability("sample_rate", self.sample_rate, one_allowed=True, remedy="it is expected batch size / data set size")
+        validate.probability(
+            "sample_rate", self.sample_rate, one_allowed=True, remedy="it is expected batch size / data set size"
+        )
 
     def draw(self, key: Key, step: int) -> np.ndarray:
         """Indices of the records in the batch of this step, in order; perhaps none."""

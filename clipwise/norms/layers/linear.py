@@ -1,7 +1,8 @@
 """Linear layers: inputs of two, three or four dimensions.
 
-For a = inputs (rows, T, p), b = output gradients (rows, T, d): g_i = b_i^T a_i. With T = 1 the norm is |a_i||b_i| and nothing
-need be formed; otherwise the choice is between g_i itself and the T x T Gram matrices (Li et al. 2021, "ghost" norms).
+For a = inputs (rows, T, p), b = output gradients (rows, T, d): g_i = b_i^T a_i. With T = 1 the norm is |a_i||b_i| and
+nothing need be formed; otherwise the choice is between g_i itself and the T x T Gram matrices (Li et al. 2021,
+"ghost" norms).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class LinearKernel(Kernel):
             squares = squares + sum_of_squares(b.sum(1))
         return Ghost(squares, (a, b), lambda w, a, b: _finish(call, w, a, b))
 
-    def candidates(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> dict[str, Way]:
+    def candidates(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> dict[str, Way]:  # noqa: ARG002
         a, b = _flat(saved[0], b)
         if a.shape[1] == 1:
             return {"ghost": self.ghost}

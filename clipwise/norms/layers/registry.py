@@ -4,9 +4,10 @@ The function runs the layer's forward pass with its parameters *detached* and ha
 
     tap(out, kernel, params, saved, config=None, rows_dim=None, pieces={}) -> out
 
-`params` maps roles to the module's own parameters (None is fine, frozen ones are filtered out); `saved` are the tensors the kernel
-wants, all with the batch in dimension `rows_dim` (by default the unit's own batch dimension, found by the probe); in the backward
-pass the kernel gets them, and the gradient of `out`, with rows first. A layer may tap several times (attention).
+`params` maps roles to the module's own parameters (None is fine, frozen ones are filtered out); `saved` are the
+tensors the kernel wants, all with the batch in dimension `rows_dim` (by default the unit's own batch dimension, found
+by the probe); in the backward pass the kernel gets them, and the gradient of `out`, with rows first. A layer may tap
+several times (attention).
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class Layer(NamedTuple):
 LAYERS: dict[type[nn.Module], Layer] = {}
 
 
-def layer(*kinds: type[nn.Module], supports: Callable[[Any], bool] = lambda module: True) -> Callable[[Callable], Callable]:
+def layer(
+    *kinds: type[nn.Module], supports: Callable[[Any], bool] = lambda _: True
+) -> Callable[[Callable], Callable]:
     def register(forward: Callable) -> Callable:
         for kind in kinds:
             LAYERS[kind] = Layer(forward, supports)
@@ -50,11 +53,14 @@ def layer(*kinds: type[nn.Module], supports: Callable[[Any], bool] = lambda modu
 
 
 def find_layer(module: nn.Module) -> Layer | None:
-    """The rule for this module, or None if its own forward, or a parametrization, makes it another function than we know."""
+    """The rule for this module, or None if its own forward, or a parametrization, makes it another function than we
+    know."""
     for kind in type(module).__mro__:
         if kind in LAYERS:
             same_function = type(module).forward is kind.forward and not hasattr(module, "parametrizations")
-            hooked = any(hook.__class__.__name__ in ("WeightNorm", "SpectralNorm") for hook in module._forward_pre_hooks.values())
+            hooked = any(
+                hook.__class__.__name__ in ("WeightNorm", "SpectralNorm") for hook in module._forward_pre_hooks.values()
+            )
             found = LAYERS[kind]
             return found if same_function and not hooked and found.supports(module) else None
     return None

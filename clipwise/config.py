@@ -1,0 +1,249 @@
+"""The options of a training run as one checked value, read from TOML or YAML and written back as TOML.
+
+What ran is written to the run folder in full (`resolved`: no option is left to a default that may change), and
+`clipwise train --config` on that file repeats the run.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
+
+from clipwise import validate
+from clipwise.data import DataSet, is_file
+from clipwise.types import BadArgument
+
+if TYPE_CHECKING:
+    from torch.nn import Parameter
+    from torch.optim import Optimizer
+
+OptimizerName = Literal["sgd", "adam", "adamw", "rmsprop"]
+_HAS_MOMENTUM = ("sgd", "rmsprop")
+_ADAPTIVE_LR = 2e-3  # adaptive optimizers divide by the gradient's size, so one rate serves most models
+
+
+class TrainConfig(BaseModel):
+    """One training run. An option that is None takes the data set's recommended value (see `resolved`)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    data: str = "digits"
+    label: str | None = None  # of a .csv file
+    classes: int | None = None  # of a file of one's own
+    ranges: dict[str, list[float]] = Field(default_factory=dict)  # column, or "*" for all -> [low, high], public
+    test_fraction: float = 0.2  # of a file without a test part
+    model: str | None = None
+    method: str = "fixed"
+    method_options: dict[str, Any] = Field(default_factory=dict)
+    epsilon: float | None = None  # inf trains without privacy
+    noise_multiplier: float | None = None
+    delta: float | None = None
+    epochs: int | None = None
+    batch: int | None = None  # expected batch size
+    lr: float | None = None
+    optimizer: OptimizerName = "sgd"
+    momentum: float | None = None
+    weight_decay: float = 0.0
+    seed: int | None = None
+    accountant: Literal["best", "rdp", "pld"] = "best"
+    max_physical_batch: int | None = None
+    out: str | None = None
+
+    @field_validator("noise_multiplier", "weight_decay")
+    @classmethod
+    def _not_negative(cls, value: float | None, info: Any) -> float | None:
+        return value if value is None else validate.non_negative(info.field_name, value)
+
+    @field_validator("lr")
+    @classmethod
+    def _positive(cls, value: float | None, info: Any) -> float | None:
+        return value if value is None else validate.positive(info.field_name, value)
+
+    @field_validator("epochs", "batch", "max_physical_batch")
+    @classmethod
+    def _at_least_one(cls, value: int | None, info: Any) -> int | None:
+        return value if value is None else validate.count(info.field_name, value)
+
+    @field_validator("classes")
+    @classmethod
+    def _at_least_two(cls, value: int | None) -> int | None:
+        return value if value is None else validate.count("classes", value, least=2)
+
+    @field_validator("seed")
+    @classmethod
+    def _whole(cls, value: int | None) -> int | None:
+        return value if value is None else validate.count("seed", value, least=0)
+
+    @field_validator("epsilon")
+    @classmethod
+    def _budget(cls, value: float | None) -> float | None:
+        if value is None or value == math.inf:
+            return value
+        return validate.positive("epsilon", value, "give a budget above 0, such as 3, or inf to train without privacy")
+
+    @field_validator("delta")
+    @classmethod
+    def _probability(cls, value: float | None) -> float | None:
+        remedy = "give a number well below 1 / number of records, such as 1e-5"
+        return value if value is None else validate.probability("delta", value, one_allowed=False, remedy=remedy)
+
+    @field_validator("test_fraction", "momentum")
+    @classmethod
+    def _below_one(cls, value: float | None, info: Any) -> float | None:
+        if value is not None and not 0 <= value < 1:
+            raise BadArgument(f"{info.field_name}={value!r} must lie in [0, 1); give 0 for none")
+        return value
+
+    @field_validator("ranges")
+    @classmethod
+    def _low_high(cls, value: dict[str, list[float]]) -> dict[str, list[float]]:
+        for name, bounds in value.items():
+            if len(bounds) != 2 or not (all(map(math.isfinite, bounds)) and bounds[0] < bounds[1]):
+                raise BadArgument(f"ranges: {name}={bounds!r} is not a range; give two finite numbers, low before high")
+        return value
+
+    @model_validator(mode="after")
+    def _together(self) -> Self:
+        if self.epsilon is not None and self.noise_multiplier is not None:
+            raise BadArgument(
+                f"epsilon={self.epsilon!r} and noise_multiplier={self.noise_multiplier!r} were both given, and each "
+                "decides the other; leave one out"
+            )
+        if self.momentum is not None and self.optimizer not in _HAS_MOMENTUM:
+            raise BadArgument(
+                f"momentum={self.momentum!r} means nothing to optimizer={self.optimizer!r}; leave it out, or use sgd"
+            )
+        return self
+
+    def resolved(self, dataset: DataSet) -> TrainConfig:
+        """Every option filled in, from the data set's recipe and its number of records (a public figure)."""
+        records, recipe = len(dataset.train), dataset.recipe
+        delta = self.delta if self.delta is not None else min(1e-5, 10.0 ** -(math.floor(math.log10(records)) + 1))
+        if delta >= 1 / records:
+            raise BadArgument(
+                f"delta={delta!r} is not below 1 / {records}, the number of records: publishing one record outright "
+                f"would pass as private; give a smaller one, such as {0.1 / records:.0e}"
+            )
+        batch = self.batch or recipe.expected_batch_size
+        if batch > records:
+            raise BadArgument(f"batch={batch!r} is above the number of records, {records}; give {records} or less")
+        from clipwise.clipping import method_options  # imports torch
+
+        options = {option["name"]: option["default"] for option in method_options(self.method)}
+        options = {name: value for name, value in options.items() if value is not None} | self.method_options
+        sgd = self.optimizer == "sgd"
+        return self.model_copy(
+            update={
+                "data": str(Path(self.data).resolve()) if is_file(self.data) else self.data,
+                "model": self.model or recipe.model,
+                "method_options": options,
+                "epsilon": 3.0 if self.epsilon is None and self.noise_multiplier is None else self.epsilon,
+                "delta": delta,
+                "epochs": self.epochs or recipe.epochs,
+                "batch": batch,
+                "lr": self.lr or (recipe.lr if sgd else _ADAPTIVE_LR),
+                "momentum": 0.9 if sgd and self.momentum is None else self.momentum,
+            }
+        )
+
+    def make_optimizer(self, parameters: Iterable[Parameter]) -> Optimizer:
+        """The torch optimizer that the (resolved) options name."""
+        import torch
+
+        kind = {
+            "sgd": torch.optim.SGD,
+            "adam": torch.optim.Adam,
+            "adamw": torch.optim.AdamW,
+            "rmsprop": torch.optim.RMSprop,
+        }[self.optimizer]
+        momentum = {} if self.momentum is None else {"momentum": self.momentum}
+        return kind(parameters, lr=self.lr, weight_decay=self.weight_decay, **momentum)
+
+    def to_toml(self) -> str:
+        """The file that repeats this run; `out` is left out, since a run folder is never written twice."""
+        values = self.model_dump(exclude_none=True, exclude={"out"})
+        plain = {key: value for key, value in values.items() if not isinstance(value, dict)}
+        tables = {key: value for key, value in values.items() if isinstance(value, dict) and value}
+        lines = ["# Repeat this run: clipwise train --config THIS_FILE"]
+        if self.seed is None:
+            lines.append("# No seed was given: sampling, noise and first weights came from the system's entropy,")
+            lines.append("# so a repeat draws them afresh.")
+        lines += [f"{key} = {_toml(value)}" for key, value in plain.items()]
+        for name, table in tables.items():
+            lines += ["", f"[{name}]", *(f"{_toml(key)} = {_toml(value)}" for key, value in table.items())]
+        return "\n".join(lines) + "\n"
+
+
+def make_config(values: Mapping[str, Any], where: str = "the options") -> TrainConfig:
+    """The checked config; an unknown key is refused with the name that comes closest to it."""
+    for key in values:
+        if key not in TrainConfig.model_fields:
+            close = difflib.get_close_matches(str(key), TrainConfig.model_fields, n=1, cutoff=0.5)
+            remedy = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(TrainConfig.model_fields)}"
+            raise BadArgument(f"{key!r} in {where} is not an option; {remedy}")
+    try:
+        return TrainConfig.model_validate(dict(values))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise BadArgument(_message(first)) from error
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The options in a .toml or .yaml file, as written; `make_config` checks them."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadArgument(f"config={str(path)!r} cannot be read ({error}); give a .toml or .yaml file") from error
+    if path.suffix.lower() in (".yaml", ".yml"):
+        values = _read_yaml(path, text)
+    else:
+        try:
+            values = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise BadArgument(f"config={str(path)!r} is not valid TOML ({error}); correct the file") from error
+    if not isinstance(values, dict):
+        raise BadArgument(f"config={str(path)!r} holds no options; write one a line, such as: epsilon: 3")
+    return values
+
+
+def _read_yaml(path: Path, text: str) -> Any:
+    try:
+        import yaml
+    except ModuleNotFoundError as error:
+        raise BadArgument(
+            f"config={str(path)!r} needs PyYAML; run pip install 'clipwise[yaml]', or write the file as TOML"
+        ) from error
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise BadArgument(f"config={str(path)!r} is not valid YAML ({error}); correct the file") from error
+
+
+def _message(error: ErrorDetails) -> str:
+    """One sentence with the option and its value; our own checks have written it already."""
+    ours = error.get("ctx", {}).get("error")
+    if isinstance(ours, BadArgument):
+        return str(ours)
+    return f"{'.'.join(map(str, error['loc']))}={error['input']!r} does not do: {error['msg']}"
+
+
+def _toml(value: Any) -> str:
+    """A value as TOML, for the kinds an option can have: text, booleans, numbers and lists of these."""
+    if isinstance(value, str):
+        # JSON's escapes are TOML's, save that TOML also wants the delete character escaped.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    raise BadArgument(f"{value!r} has no place in a config file; give text, a number, true, false or a list of these")

@@ -1,0 +1,86 @@
+"""The folder that a run leaves behind.
+
+    config.toml        what ran; `clipwise train --config` on it repeats the run
+    metrics.jsonl      one line an epoch: public or released values only
+    ledger.jsonl       what was spent, written ahead by the training loop
+    model.safetensors  the trained weights
+    statement.md       the privacy statement, one page
+    result.json        what `clipwise train --json` printed, or how the run failed
+
+A folder is never written twice, and each file appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from clipwise.types import BadArgument
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    path: Path
+
+    @property
+    def ledger(self) -> Path:
+        return self.path / "ledger.jsonl"
+
+    def write(self, name: str, content: str | bytes) -> None:
+        """The file under a temporary name first, then renamed: no reader, and no crash, sees half of it."""
+        temporary = self.path / f".{name}.part"  # the folder has one writer, so one such name is enough
+        try:
+            with temporary.open("wb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self.path / name)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        self.write(name, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+    def write_lines(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        self.write(name, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
+
+    def fail(self, error: BaseException) -> None:
+        """After a run that failed: what was spent stays on record; with nothing spent, the name is given back."""
+        if self.ledger.exists():
+            self.write_json("result.json", {"error": str(error), "kind": type(error).__name__})
+            return
+        for file in self.path.iterdir():
+            file.unlink()
+        self.path.rmdir()
+
+
+def create(out: str | None, data: str, method: str) -> RunFolder:
+    """A new folder: `out`, or runs/<time>-<data>-<method>. One that exists already is refused."""
+    if out is not None:
+        return RunFolder(_make(Path(out)))
+    stem = Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{data}-{method}"
+    for path in (stem, *(stem.with_name(f"{stem.name}-{n}") for n in range(2, 100))):
+        try:
+            return RunFolder(_make(path))
+        except BadArgument:
+            continue  # another run began in the same second
+    raise BadArgument(f"out={str(stem)!r} and 98 names like it exist already; name the run folder with --out")
+
+
+def _make(path: Path) -> Path:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir()  # atomic: of two runs that ask for one name, one fails
+    except OSError as error:
+        if path.exists():
+            raise BadArgument(
+                f"out={str(path)!r} exists already, and a run is never overwritten; name another folder"
+            ) from error
+        raise BadArgument(f"out={str(path)!r} cannot be made ({error}); name a folder that you may write to") from error
+    return path
