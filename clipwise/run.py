@@ -17,7 +17,7 @@ from torch.optim import LBFGS, Optimizer
 from torch.utils.data import DataLoader
 
 from clipwise import __version__, validate
-from clipwise.accounting import Ledger, StepEvent, epsilon
+from clipwise.accounting import Ledger, StepEvent, epsilon, within
 from clipwise.clipping import Method, make_method
 from clipwise.keystream import Key
 from clipwise.noise import GaussianNoise
@@ -134,7 +134,7 @@ class Run:
 
         def fits(more: int) -> bool:
             coming = [plan.event(self.state.method, start + i) for i in range(more)]
-            return epsilon([*spent, *coming], delta, plan.accountant).value <= target
+            return within([*spent, *coming], delta, target, plan.accountant)
 
         low, high = 0, count + 1  # fits(low) holds, fits(high) is not claimed
         if fits(count):

@@ -62,7 +62,7 @@ def absorb(
     shrink = 1 - tape.slack
     partial.gradient = _plus(partial.gradient, tape.weighted_sum(decision.weights * shrink))
     for name, rows in decision.rows.items():
-        partial.sides[name] = partial.sides.get(name, 0) + rows.sum(0)  # type: ignore[arg-type]
+        partial.sides[name] = partial.sides.get(name, 0) + rows.sum(0)
     for name, weights in decision.gradient_rows.items():
         partial.side_gradients[name] = _plus(partial.side_gradients.get(name, []), tape.weighted_sum(weights * shrink))
 

@@ -48,7 +48,7 @@ class _Tap(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, b: Tensor) -> tuple:  # type: ignore[override]
+    def backward(ctx: Any, b: Tensor) -> tuple:
         ctx.receive(ctx.saved_tensors, b)
         return b if ctx.needs_input_grad[0] else None, None, None, None
 
@@ -62,7 +62,7 @@ class _Expand(torch.autograd.Function):
         return value.expand(rows, *value.shape).clone()
 
     @staticmethod
-    def backward(ctx: Any, b: Tensor) -> tuple:  # type: ignore[override]
+    def backward(ctx: Any, b: Tensor) -> tuple:
         ctx.receive((), b)
         return None, None, None, None
 
@@ -158,12 +158,12 @@ class Bookkeeping:
             self._originals[id(module)] = (module, module.forward, own)
             unit = units.get(id(module))
             run = self._run_root if module is self._model else self._run_unit
-            module.forward = MethodType(_recording_forward(self, run, unit, module.forward), module)  # type: ignore[method-assign]
+            module.forward = MethodType(_recording_forward(self, run, unit, module.forward), module)
 
     def _restore_forwards(self) -> None:
         for module, original, own in self._originals.values():
             if own:
-                module.forward = original  # type: ignore[method-assign]
+                module.forward = original
             else:
                 module.__dict__.pop("forward", None)
         self._originals.clear()
@@ -244,13 +244,13 @@ class Bookkeeping:
         def tap(
             out: Tensor,
             kernel: Kernel,
-            params: Mapping[str, nn.Parameter | None],
+            params: Mapping[str, Tensor | None],
             saved: tuple[Tensor, ...],
             config: Hashable = None,
             rows_dim: int | None = None,
             pieces: Mapping[str, slice] | None = None,
         ) -> Tensor:
-            wanted = {role: p for role, p in params.items() if p is not None and id(p) in self._names}
+            wanted = {role: p for role, p in params.items() if isinstance(p, nn.Parameter) and id(p) in self._names}
             if not wanted:
                 return out
             call = Call(kernel, wanted, config, pieces or {})

@@ -53,7 +53,7 @@ class Probe:
         def tap(
             out: Tensor,
             kernel: Kernel,  # noqa: ARG001
-            params: Mapping[str, nn.Parameter | None],  # noqa: ARG001
+            params: Mapping[str, Tensor | None],  # noqa: ARG001
             saved: tuple[Tensor, ...],  # noqa: ARG001
             config: Hashable = None,  # noqa: ARG001
             rows_dim: int | None = None,
@@ -71,7 +71,7 @@ class _Watch(torch.autograd.Function):
         return out.clone()
 
     @staticmethod
-    def backward(ctx: Any, b: Tensor) -> tuple:  # type: ignore[override]
+    def backward(ctx: Any, b: Tensor) -> tuple:
         ctx.look.gradients.append((ctx.name, ctx.dim, b))
         return b if ctx.needs_input_grad[0] else None, None, None, None, None
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import threading
 from types import FrameType
+from typing import Any
 
 from torch import Tensor
 
@@ -24,7 +25,7 @@ def contradicts(declared: str) -> str | None:
     node = None if root is None else root.grad_fn
     if node is None:
         return None
-    code = _BY_NAME.get(node.name(), getattr(node, "_saved_reduction", None))
+    code: Any = _BY_NAME.get(node.name()) or getattr(node, "_saved_reduction", 0)
     found = {_MEAN: "mean", _SUM: "sum"}.get(code)
     return found if found is not None and found != declared else None
 

@@ -74,7 +74,7 @@ class PoissonLoader:
         old = self._loader
         inner = DataLoader(
             old.dataset,
-            batch_sampler=indices(),  # type: ignore[arg-type]
+            batch_sampler=indices(),
             collate_fn=self._collate,
             num_workers=old.num_workers,
             pin_memory=old.pin_memory,

@@ -25,7 +25,7 @@ class Tap(Protocol):
         self,
         out: Tensor,
         kernel: Kernel,
-        params: Mapping[str, nn.Parameter | None],
+        params: Mapping[str, Tensor | None],
         saved: tuple[Tensor, ...],
         config: Hashable = None,
         rows_dim: int | None = None,

@@ -1,0 +1,30 @@
+"""Accounting: what a run has spent, from plain events. Imports no torch.
+
+Formal guarantee: `epsilon(events, delta)` is an upper bound on epsilon, at that delta and for add/remove neighbours, of
+everything the events describe, by an accountant that the answer names. Two accountants are at hand, each an upper bound
+by itself, so the smaller of the two is one as well.
+"""
+
+from __future__ import annotations
+
+from clipwise.accounting.bound import ACCOUNTANTS, Epsilon, epsilon, within
+from clipwise.accounting.calibrate import calibrate, largest_step_count
+from clipwise.accounting.events import StepEvent
+from clipwise.accounting.joint import gradient_share, joint_noise_multiplier
+from clipwise.accounting.ledger import Ledger, LedgerError, LedgerRollback, LedgerTampered
+
+__all__ = [
+    "ACCOUNTANTS",
+    "Epsilon",
+    "Ledger",
+    "LedgerError",
+    "LedgerRollback",
+    "LedgerTampered",
+    "StepEvent",
+    "calibrate",
+    "epsilon",
+    "gradient_share",
+    "joint_noise_multiplier",
+    "largest_step_count",
+    "within",
+]

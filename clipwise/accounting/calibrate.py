@@ -1,0 +1,123 @@
+"""From a budget to the noise, or to the number of steps, that spends it.
+
+Formal guarantee: what is returned was checked last, against the same `epsilon` that a report uses: it never exceeds the
+target. The noise is the smallest that meets the target, to a relative 2e-5; the step count is the largest.
+
+Method: log epsilon is nearly linear in log noise and in log steps, so a bracketed interpolation needs few evaluations;
+the quick RDP answer is the starting point for the tight accountant.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from scipy.optimize import brentq
+
+from clipwise import validate
+from clipwise.accounting.bound import ACCOUNTANTS, check_delta, check_target, epsilon
+from clipwise.accounting.events import StepEvent
+from clipwise.types import BadArgument
+
+_LEAST_NOISE, _MOST_NOISE = 0.01, 1e6
+_MOST_STEPS = 10_000_000
+_TOLERANCE = 1e-5  # in log noise
+
+
+def calibrate(target_epsilon: float, delta: float, sample_rate: float, steps: int, accountant: str = "best") -> float:
+    """The smallest noise multiplier with which `steps` steps stay within (target_epsilon, delta)."""
+    target = check_target(target_epsilon)
+    delta = check_delta(delta)
+    validate.choice("accountant", accountant, ACCOUNTANTS)
+    steps = validate.count("steps", steps)
+    StepEvent(sample_rate, 1.0)  # checks the rate
+
+    def excess(log_noise: float, by: str) -> float:
+        """log(epsilon / target), kept finite for the root finder."""
+        value = epsilon([StepEvent(sample_rate, math.exp(log_noise), steps)], delta, by).value
+        return math.log(value / target) if 1e-9 * target < value < 1e9 * target else math.copysign(20.0, value - target)
+
+    if accountant == "rdp":
+        answer = _root(lambda x: excess(x, "rdp"), 0.0, target, reach=0.5, tolerance=_TOLERANCE)
+    else:
+        try:
+            guess, reach = _root(lambda x: excess(x, "rdp"), 0.0, target, reach=0.5, tolerance=1e-2), 0.05
+        except BadArgument:  # RDP cannot tell epsilons near 0 apart; the tight accountant can
+            guess, reach = 0.0, 0.5
+        answer = _root(lambda x: excess(x, accountant), guess, target, reach=reach, tolerance=_TOLERANCE)
+    for _ in range(100):
+        answer += _TOLERANCE  # the root may lie on the wrong side of the target, by the tolerance
+        noise = math.exp(answer)
+        if epsilon([StepEvent(sample_rate, noise, steps)], delta, accountant).value <= target:
+            return noise
+    raise BadArgument(
+        f"target_epsilon={target_epsilon!r} is below what accountant={accountant!r} can resolve here; "
+        "ask for a larger epsilon or delta"
+    )
+
+
+def _root(excess: Callable[[float], float], guess: float, target: float, *, reach: float, tolerance: float) -> float:
+    """Where the falling function `excess` of log noise crosses 0: a bracket around the guess, then interpolation."""
+    least, most = math.log(_LEAST_NOISE), math.log(_MOST_NOISE)
+    low = high = guess
+    if excess(guess) > 0:
+        while excess(high) > 0:
+            if high == most:
+                raise BadArgument(
+                    f"target_epsilon={target!r} is not reached with a noise multiplier of {_MOST_NOISE:g}; "
+                    "ask for a larger epsilon or delta, fewer steps or a smaller sample rate"
+                )
+            low, high, reach = high, min(high + reach, most), 2 * reach
+    else:
+        while excess(low) <= 0:
+            if low == least:
+                raise BadArgument(
+                    f"target_epsilon={target!r} is met with a noise multiplier of {_LEAST_NOISE:g}, which protects "
+                    "nobody; ask for a smaller epsilon, or a delta below sample_rate * steps"
+                )
+            low, high, reach = max(low - reach, least), low, 2 * reach
+    return brentq(excess, low, high, xtol=tolerance)
+
+
+def largest_step_count(
+    target_epsilon: float,
+    delta: float,
+    sample_rate: float,
+    noise_multiplier: float,
+    accountant: str = "best",
+) -> int:
+    """How many steps at this rate and noise stay within (target_epsilon, delta); 0 if not even one does."""
+    target = check_target(target_epsilon)
+    delta = check_delta(delta)
+    validate.choice("accountant", accountant, ACCOUNTANTS)
+    StepEvent(sample_rate, noise_multiplier)  # checks both
+
+    def value(steps: int, by: str) -> float:
+        return epsilon([StepEvent(sample_rate, noise_multiplier, steps)], delta, by).value
+
+    def search(by: str, start: int) -> int:
+        fits, fails = 0, start
+        while (reached := value(fails, by)) <= target:
+            if fails >= _MOST_STEPS:
+                raise BadArgument(
+                    f"target_epsilon={target_epsilon!r} allows more than {_MOST_STEPS} steps at "
+                    f"noise_multiplier={noise_multiplier!r}; lower the noise or the target"
+                )
+            fits = fails
+            fails = min(
+                _MOST_STEPS, math.ceil(fails * min(4.0, max(1.02, (target / max(reached, 1e-9)) ** 2 * 1.02))) + 1
+            )
+        while fails - fits > 1:
+            # Interpolate in log-log; the margin keeps a bracket end from standing still, the middle serves infinities.
+            middle = (fits + fails) // 2
+            low, high = (value(fits, by), value(fails, by)) if fits else (0.0, math.inf)
+            if 0 < low < high < math.inf:
+                share = math.log(target / low) / math.log(high / low)
+                guess = round(fits * (fails / fits) ** share)
+                margin = max(1, (fails - fits) // 16)
+                middle = min(max(guess, fits + margin), fails - margin)
+            fits, fails = (middle, fails) if value(middle, by) <= target else (fits, middle)
+        return fits
+
+    quick = search("rdp", 1)
+    return quick if accountant == "rdp" else search(accountant, max(1, quick))
