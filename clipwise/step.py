@@ -71,7 +71,7 @@ def release(plan: Plan, state: State, partial: Partial, noise: GaussianNoise, le
     """Stages 7 and 5: charge first, then noise; then the method's next state, from released values only."""
     shares = plan.shares(state.method, state.step)
     bound = plan.method.l2_bound(state.method)
-    upcoming = 1 if plan.steps is None else max(1, plan.steps - state.step)
+    upcoming = plan.steps_per_epoch if plan.steps is None else max(1, plan.steps - state.step)
     ledger.charge(state.step, plan.event(state.method, state.step), upcoming=upcoming)
     sides: dict[str, Tensor] = {}
     side_gradients: dict[str, tuple[Tensor, ...]] = {}
