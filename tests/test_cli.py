@@ -21,7 +21,10 @@ from clipwise.cli import app
 from clipwise.types import BudgetExhausted
 
 # A run of a second: three steps of a linear model, noise given, so that nothing has to be calibrated.
-QUICK = ["train", "--model", "linear", "--noise-multiplier", "5", "--epochs", "1", "--batch", "500", "--accountant", "rdp", "--seed", "7"]
+QUICK = [
+    *("train", "--model", "linear", "--noise-multiplier", "5", "--epochs", "1"),
+    *("--batch", "500", "--accountant", "rdp", "--seed", "7"),
+]
 KEYS = {
     *("method", "data", "model", "epsilon", "delta", "accountant", "noise_multiplier"),
     *("sample_rate", "steps", "accuracy", "run_dir"),
@@ -175,7 +178,10 @@ def test_train_leaves_a_whole_run_folder():
     (line,) = map(json.loads, Path("runs/a/metrics.jsonl").read_text().splitlines())
     assert (line["epoch"], line["step"], line["accuracy"]) == (1, 3, result["accuracy"])
     assert load_file("runs/a/model.safetensors")["1.weight"].shape == (10, 64)
-    assert "# Privacy statement" in Path("runs/a/statement.md").read_text()
+    statement = Path("runs/a/statement.md").read_text()
+    assert "# Privacy statement" in statement
+    assert "test part included" in statement  # the defaults for digits were tuned on digits, and it says so
+    assert "nothing was tuned" not in statement
     # Readable by whom the user's umask says, not only by the one who ran it.
     modes = {stat.S_IMODE(os.stat(f"runs/a/{name}").st_mode) for name in ("result.json", "model.safetensors")}
     umask = os.umask(0)
@@ -240,6 +246,18 @@ def test_a_failed_run_keeps_its_folder_only_if_something_was_spent(monkeypatch):
     assert "--debug" in strict(result.stdout)["error"]
     assert json.loads(Path("a/result.json").read_text()) == {"error": "lost", "kind": "RuntimeError"}
     assert {"ledger.jsonl", "config.toml"} <= set(os.listdir("a"))
+
+    def stopped(*_, ledger, **__):
+        ledger.write_text("{}\n")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(clipwise.train, "fit", stopped)
+    result = run(*QUICK, "--out", "c", "--json")
+    assert result.exit_code == 1
+    assert strict(result.stdout)["error"].startswith("interrupted")
+    assert json.loads(Path("c/result.json").read_text())["error"].startswith("interrupted")
+
+    monkeypatch.setattr(clipwise.train, "fit", half_way)
     debugged = run(*QUICK, "--out", "b", "--debug")
     assert isinstance(debugged.exception, RuntimeError)  # and so Python prints the traceback
 

@@ -99,7 +99,9 @@ def test_first_folder_wins(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"\0\0\x08", gzip.compress(b"\0\0\x08\x01\0\0\0\x09ab"), gzip.compress(b"\0\0\x0d\x01\0\0\0\0")]
+    "content",
+    [b"", b"\0\0\x08", gzip.compress(b"\0\0\x08\x01\0\0\0\x09ab"), gzip.compress(b"\0\0\x0d\x01\0\0\0\0")],
+    ids=["empty", "not gzip", "too short", "not bytes"],  # gzip writes the time: as a name, it would differ by worker
 )
 def test_bad_idx(tmp_path, content):
     path = tmp_path / "x.gz"

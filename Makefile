@@ -1,0 +1,30 @@
+# Two commands on a fresh machine (git, Python 3.11 with venv and pip, a C compiler):
+#   make demo   trains a private model on embedded data
+#   make test   checks style and types, and runs the tests
+# Both make .venv first. Installing is repeated only when pyproject.toml changes.
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: demo test
+
+demo: .venv/installed
+	@out=runs/demo-$$(date +%Y%m%d-%H%M%S) && $(BIN)/clipwise train --out $$out
+
+test: .venv/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -n 2
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/installed: pyproject.toml | .venv/bin/python
+	$(PIP) -e .
+	@touch $@
+
+.venv/installed-dev: pyproject.toml | .venv/bin/python
+	$(PIP) -e '.[dev]'
+	@touch $@ .venv/installed

@@ -1,0 +1,86 @@
+"""The command line, `clipwise`: a sub-command a file, registered by one line below.
+
+Exit codes: 0; 1 for a run that failed; 2 for arguments that cannot be honoured. Command files import torch inside their
+functions, so that `clipwise account` and `clipwise --help` answer at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from clipwise import __version__
+from clipwise.cli import account, bench, calibrate, data, methods, models, output, train
+from clipwise.types import BadArgument, ClipwiseError
+
+# Old typer builds on click, new typer carries a copy of it: this is the parser's error class in both.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+
+class _Group(TyperGroup):
+    """Turns every error into a message and an exit code, in one place."""
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> Any:
+        words = list(sys.argv[1:] if args is None else args)
+        debug, as_json = "--debug" in words, "--json" in words
+        # --debug may stand anywhere; it is looked for before the parser, whose own errors it is for as well.
+        words = [word for word in words if word != "--debug"]
+        try:
+            sys.exit(super().main(words, *rest, **{**options, "standalone_mode": False}))
+        except Exception as error:
+            if debug:
+                raise
+            code, kind, message = _explain(error)
+            if as_json:
+                output.print_json({"error": message, "kind": kind})
+            else:
+                output.messages().print(f"[bold red]{kind}[/]: ", end="")
+                output.messages().print(message, markup=False, highlight=False)
+            sys.exit(code)
+
+
+def _explain(error: BaseException) -> tuple[int, str, str]:
+    """Exit code, kind and message."""
+    if isinstance(error, ClipwiseError):
+        return 2 if isinstance(error, BadArgument) else 1, type(error).__name__, str(error)
+    if isinstance(error, _UsageError):
+        return 2, "BadArgument", f"{error.format_message()} (see --help)"  # type: ignore[attr-defined]
+    return 1, type(error).__name__, f"{error} (this was not expected; --debug shows where it happened)"
+
+
+app = typer.Typer(cls=_Group, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.callback(invoke_without_command=True)
+def _clipwise(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    as_json: output.JsonOption = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,  # noqa: ARG001
+) -> None:
+    """Train PyTorch models under differential privacy."""
+    if version:
+        if as_json:
+            output.print_json({"version": __version__})
+        else:
+            typer.echo(f"clipwise {__version__}")
+        raise typer.Exit
+
+
+for command in (
+    train.train,
+    account.account,
+    calibrate.calibrate,
+    bench.bench,
+    methods.methods,
+    data.data,
+    models.models,
+):
+    app.command()(command)
+
+
+def main() -> None:
+    app(prog_name="clipwise")

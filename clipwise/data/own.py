@@ -1,0 +1,191 @@
+"""A user's own data: `.npz` (arrays x and y, perhaps x_test and y_test) and `.csv` (a header; a label column by name).
+
+Nothing is learned from the data on the way in. Standardising by its mean and deviation would be a look at private
+records that no budget pays for, so features stay as they are unless the user states a *public* range, mapped to 0..1.
+"""
+
+from __future__ import annotations
+
+import csv
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+
+from clipwise.data.source import Array, Recipe, Split, checked
+from clipwise.types import BadArgument
+
+_LONGEST_LINE = 16 * 1024 * 1024  # characters; a file without line ends must not fill the memory
+_MOST_CLASSES = 1000  # when their number is read off the labels: a column of ids is not a label
+EVERY_COLUMN = "*"
+
+Ranges = Mapping[str, Sequence[float]]
+
+
+def read_own(
+    path: Path, label: str | None, classes: int | None, ranges: Ranges, test_fraction: float
+) -> tuple[Split, Split | None, int, tuple[str, ...]]:
+    """Train split, test split, number of classes, and notes for the report."""
+    if not path.is_file():
+        raise BadArgument(
+            f"data={str(path)!r} is not a file; give the path of a .npz or .csv file, or a name from `clipwise data`"
+        )
+    notes: list[str] = []
+    if path.suffix.lower() == ".csv":
+        x, y, columns = _read_csv(path, label)
+        parts: list[tuple[Array, Array]] = [(x, y)]
+    else:
+        if label is not None:
+            raise BadArgument(f"label={label!r} is for a .csv file; a .npz file has its labels in y: leave it out")
+        parts, columns = _read_npz(path), None
+    if classes is None:
+        classes = _count_classes(path, [y for _, y in parts])
+        notes.append(
+            f"number of classes, {classes}: read off the labels and treated as public (or state it: --classes)"
+        )
+    scaled = [(_scaled(_channels_first(path, x), columns, ranges, notes), y) for x, y in parts]
+    names = [str(path)] if len(parts) == 1 else [str(path), f"{path} (x_test, y_test)"]
+    train, *rest = [checked(name, x, y, classes) for name, (x, y) in zip(names, scaled, strict=True)]
+    if rest:
+        test: Split | None = rest[0]
+        if rest[0].x.shape[1:] != train.x.shape[1:]:
+            raise BadArgument(
+                f"{path}: records of x and x_test differ in shape, {train.x.shape[1:]} and {rest[0].x.shape[1:]}; "
+                "store both alike"
+            )
+    else:
+        train, test = _split(train, test_fraction)
+        notes.append(f"test split: {test_fraction:g} of the file's records, drawn at random without looking at them")
+    return train, test, classes, tuple(dict.fromkeys(notes))
+
+
+def own_recipe(shape: tuple[int, ...], records: int) -> Recipe:
+    """Settings from public facts alone: images get the small CNN, and batches are a quarter of the data, up to 512."""
+    image = len(shape) == 3 and min(shape[1:]) >= 8
+    return Recipe(
+        model="cnn" if image else "mlp", expected_batch_size=max(1, min(512, records // 4)), epochs=20, lr=0.25
+    )
+
+
+def _read_npz(path: Path) -> list[tuple[Array, Array]]:
+    try:
+        with np.load(path, allow_pickle=False) as file:  # a pickle could run code
+            arrays = {name: file[name] for name in ("x", "y", "x_test", "y_test") if name in file.files}
+    except (OSError, EOFError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        raise BadArgument(
+            f"{path} cannot be read as a .npz file of plain arrays ({error}); make one with "
+            "numpy.savez(path, x=..., y=...), with numbers and no objects in it"
+        ) from error
+    for names in (("x", "y"), ("x_test", "y_test")):
+        missing = [name for name in names if name not in arrays]
+        if missing and (names[0] == "x" or len(missing) == 1):
+            raise BadArgument(
+                f"{path} has no array {missing[0]!r}; store {names[0]} and {names[1]} both, with numpy.savez"
+            )
+    return [(arrays[x], arrays[y]) for x, y in (("x", "y"), ("x_test", "y_test")) if x in arrays]
+
+
+def _lines(handle: TextIO, path: Path) -> Iterator[str]:
+    while line := handle.readline(_LONGEST_LINE + 1):
+        if len(line) > _LONGEST_LINE:
+            raise BadArgument(
+                f"{path} has a line above {_LONGEST_LINE} characters; give a .csv file with a record a line"
+            )
+        yield line
+
+
+def _read_csv(path: Path, label: str | None) -> tuple[Array, Array, list[str]]:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as handle:
+            rows = csv.reader(_lines(handle, path), strict=True)
+            header = [name.strip() for name in next(rows, [])]
+            if not header:
+                raise BadArgument(f"{path} is empty; give a .csv file with a header line and a record a line")
+            if len(set(header)) < len(header):
+                raise BadArgument(f"{path} has two columns of the same name; give each its own")
+            if label is None or label not in header:
+                raise BadArgument(
+                    f"label={label!r} is not a column of {path}; name the label column with --label, "
+                    f"one of {', '.join(header)}"
+                )
+            table = [row for row in rows if row]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise BadArgument(
+            f"{path} cannot be read as a .csv file ({error}); save it as UTF-8, comma-separated, with a header"
+        ) from error
+    if any(len(row) != len(header) for row in table):
+        raise BadArgument(
+            f"{path} has rows with more or fewer fields than its header's {len(header)}; "
+            "give every row one field a column"
+        )
+    columns = dict(zip(header, zip(*table, strict=True) if table else [()] * len(header), strict=True))
+    labels = columns.pop(label)
+    if not columns:
+        raise BadArgument(f"{path} has no column beside the label {label!r}; add the features, one column each")
+    try:
+        y = np.array([int(text) for text in labels], np.int64)
+    except (ValueError, OverflowError) as error:
+        raise BadArgument(
+            f"{path}: column {label!r} holds labels that are not whole numbers; number the classes 0, 1, 2, ..."
+        ) from error
+    return np.stack([_column(path, name, values) for name, values in columns.items()], axis=1), y, list(columns)
+
+
+def _column(path: Path, name: str, values: Sequence[str]) -> Array:
+    try:
+        return np.array([float(text) for text in values], np.float64)
+    except ValueError as error:
+        raise BadArgument(
+            f"{path}: column {name!r} holds text or empty fields; encode it as numbers "
+            "(a field 'nan' is read, and its record then counts for nothing in training)"
+        ) from error
+
+
+def _split(whole: Split, test_fraction: float) -> tuple[Split, Split | None]:
+    """A part to train on and, if any, a part to test on; the same for the same file, whatever the run's seed."""
+    order = np.random.RandomState(0).permutation(len(whole.y))  # numpy froze this generator's stream
+    held_out = min(round(len(order) * test_fraction), len(order) - 1)  # one record at least stays to train on
+    test, train = order[:held_out], order[held_out:]
+    return Split(whole.x[train], whole.y[train]), Split(whole.x[test], whole.y[test]) if held_out else None
+
+
+def _count_classes(path: Path, labels: Sequence[Array]) -> int:
+    largest = max((int(y.max()) for y in labels if y.size and y.dtype.kind in "iu"), default=0)
+    if largest >= _MOST_CLASSES:
+        raise BadArgument(
+            f"{path}: a label is above {_MOST_CLASSES - 1}; number the classes from 0, or state how many there are "
+            "(--classes)"
+        )
+    return max(2, largest + 1)
+
+
+def _channels_first(path: Path, x: Array) -> Array:
+    if x.ndim == 4 and x.shape[-1] in (1, 3, 4) and x.shape[1] not in (1, 3, 4):
+        raise BadArgument(f"{path}: images of shape {x.shape[1:]} look channels-last; store numpy.moveaxis(x, -1, 1)")
+    return x[:, None] if x.ndim == 3 else x
+
+
+def _scaled(x: Array, columns: list[str] | None, ranges: Ranges, notes: list[str]) -> Array:
+    """Features mapped from their stated, public range to 0..1 (and cut off there); all others as they are."""
+    if x.dtype.kind not in "biuf" or x.ndim < 2:
+        return x  # left for `checked` to refuse
+    if not ranges:
+        if x.dtype == np.uint8 and x.ndim == 4:
+            notes.append("pixels: divided by 255, the range of their type")
+            return x / np.float32(255)
+        notes.append("features: used as they are; state public ranges with --range to scale them")
+        return x
+    known = [EVERY_COLUMN, *(columns or [])]
+    for name in ranges:
+        if name not in known:
+            raise BadArgument(f"range of {name!r} has no such column; give a range for one of {', '.join(known)}")
+    x = x.astype(np.float64)
+    for index, name in enumerate(columns) if columns else [(slice(None), EVERY_COLUMN)]:
+        bounds = ranges.get(name, ranges.get(EVERY_COLUMN))
+        if bounds is not None:
+            low, high = bounds
+            x[:, index] = (np.clip(x[:, index], low, high) - low) / (high - low)
+    notes.append("features: stated public ranges mapped to 0..1, values outside cut off")
+    return x
