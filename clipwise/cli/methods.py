@@ -31,7 +31,7 @@ def methods(
         return
     every = [describe(each) for each in METHODS]
     if as_json:
-        output.print_json({"methods": every})
+        output.print_json(every)
         return
     rows = [
         [m["name"], "yes" if m["sound"] else "NO", ", ".join(m["side_queries"]) or "none", m["summary"], m["reference"]]

@@ -36,7 +36,7 @@ def finite(value: Any) -> Any:
     return value
 
 
-def print_json(value: Mapping[str, Any]) -> None:
+def print_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
     typer.echo(json.dumps(finite(value), allow_nan=False))
 
 
