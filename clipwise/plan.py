@@ -61,7 +61,7 @@ class Plan:
 
     @property
     def context(self) -> Context:
-        return Context(self.expected_batch_size, self.noise_multiplier, self.parameters, self.steps or 0)
+        return Context(self.expected_batch_size, self.noise_multiplier, self.parameters, self.steps or 0, self.sample_rate)
 
     @property
     def steps_per_epoch(self) -> int:

@@ -39,7 +39,7 @@ def test_the_method_of_the_docs_conforms_and_trains():
     from clipwise.clipping import Context
     from clipwise.types import Released
 
-    context = Context(expected_batch_size=100.0, noise_multiplier=1.0, parameters=3, steps=5)
+    context = Context(expected_batch_size=100.0, noise_multiplier=1.0, parameters=3, steps=5, sample_rate=0.1)
     released = Released((torch.zeros(3),), {"below": torch.tensor([-50.0])})
     assert method.update(method.init(context), released, context, 0).threshold == pytest.approx(0.110517, abs=1e-6)
 

@@ -44,7 +44,7 @@ def describe(name: str) -> dict[str, Any]:
     """A method's public facts. Its side queries are those it asks with default options, in a run of ordinary size."""
     from clipwise.clipping import METHODS, Context, make_method, method_options
 
-    context = Context(expected_batch_size=256.0, noise_multiplier=1.0, parameters=10_000, steps=1000)
+    context = Context(expected_batch_size=256.0, noise_multiplier=1.0, parameters=10_000, steps=1000, sample_rate=0.01)
     kind = METHODS[name]
     return {
         "name": name,

@@ -6,11 +6,33 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from clipwise import validate
+from clipwise.clipping.auto_dp_sound import AutoDpSound
+from clipwise.clipping.automatic import AutoS, AutoV, Nsgd
 from clipwise.clipping.contract import Context, Method, bounded, option
+from clipwise.clipping.dc_sgd_e import DcSgdE
+from clipwise.clipping.dc_sgd_p import DcSgdP
 from clipwise.clipping.fixed import Fixed
+from clipwise.clipping.global_scaling import Global, GlobalAdapt
+from clipwise.clipping.oso import Oso
+from clipwise.clipping.psac import Psac
+from clipwise.clipping.quantile import Quantile
 from clipwise.types import BadArgument
 
-METHODS: dict[str, type[Method]] = {kind.name: kind for kind in (Fixed,)}
+_KINDS: tuple[type[Method], ...] = (
+    Fixed,
+    AutoS,
+    AutoV,
+    Nsgd,
+    Psac,
+    Global,
+    GlobalAdapt,
+    Quantile,
+    DcSgdP,
+    DcSgdE,
+    Oso,
+    AutoDpSound,
+)
+METHODS: dict[str, type[Method]] = {kind.name: kind for kind in _KINDS}
 
 
 def make_method(name: str, **options: Any) -> Method:

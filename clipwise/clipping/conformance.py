@@ -19,7 +19,7 @@ from torch import Tensor
 from clipwise.clipping.contract import Context, Method
 from clipwise.types import ClipwiseError, Decision, Released
 
-CONTEXT = Context(expected_batch_size=64.0, noise_multiplier=1.0, parameters=10, steps=100)
+CONTEXT = Context(expected_batch_size=64.0, noise_multiplier=1.0, parameters=10, steps=100, sample_rate=0.5)
 HOSTILE = [
     0.0,
     5e-324,

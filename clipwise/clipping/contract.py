@@ -32,7 +32,12 @@ class Context(NamedTuple):
     expected_batch_size: float
     noise_multiplier: float  # the total of the first step
     parameters: int  # numbers in the model that are trained
-    steps: int  # planned
+    steps: int  # planned; 0 where the run is open-ended
+    sample_rate: float
+
+    def epoch(self, step: int) -> int:
+        """Whole passes over the data before this step; 1e-9 takes up the rounding of sample_rate."""
+        return int(step * self.sample_rate + 1e-9)
 
 
 def option(default: Any, help: str) -> Any:

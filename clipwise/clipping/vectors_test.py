@@ -1,0 +1,232 @@
+"""Weights, updates and splits of every method against figures worked out outside the code (methods.md, section V), and by hand."""
+
+import math
+
+import pytest
+import torch
+
+from clipwise.accounting import gradient_share, joint_noise_multiplier
+from clipwise.clipping import METHODS, Context, make_method
+from clipwise.clipping.dc_sgd_e import best_threshold
+from clipwise.clipping.fixed import FixedState
+from clipwise.clipping.global_scaling import GlobalState
+from clipwise.clipping.histogram import HistogramState
+from clipwise.clipping.oso import OsoState
+from clipwise.types import BadArgument, Released
+
+NORMS = torch.tensor([0, 0.01, 0.5, 1, 3, 10], dtype=torch.float64)
+
+
+def context(batch=256.0, noise=1.0, parameters=3, steps=100, rate=0.1):
+    return Context(batch, noise, parameters, steps, rate)
+
+
+def vector(*values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "weights"),
+    [
+        ("fixed", {}, (1, 1, 1, 1, 0.333333, 0.1)),
+        ("auto-s", {}, (100, 50, 1.960784, 0.990099, 0.332226, 0.0999)),
+        ("nsgd", {}, (100, 50, 1.960784, 0.990099, 0.332226, 0.0999)),
+        ("auto-v", {}, (0, 100, 2, 1, 1 / 3, 0.1)),
+        ("psac", {}, (1, 1.088032, 1.5, 0.916667, 0.329787, 0.099901)),
+        ("psac", {"r": 0.01}, (1, 1.960784, 1.924528, 0.990196, 0.332965, 0.09999)),
+        ("global", {"upper": 3.0}, (1 / 3, 1 / 3, 1 / 3, 1 / 3, 1 / 3, 0)),
+        ("global-adapt", {"upper": 3.0}, (1 / 3, 1 / 3, 1 / 3, 1 / 3, 1 / 3, 0.1)),
+        ("quantile", {"threshold": 1.0}, (1, 1, 1, 1, 1 / 3, 0.1)),
+        ("dc-sgd-p", {}, (1, 1, 1, 1, 1 / 3, 0.1)),
+        ("dc-sgd-e", {}, (1, 1, 1, 1, 1 / 3, 0.1)),
+        ("oso", {"threshold": 1.0}, (1, 1, 1, 1, 1 / 3, 0.1)),
+        ("auto-dp-sound", {"scale": 2.0}, (2, 2, 2, 2, 2 / 3, 0.2)),
+    ],
+)
+def test_weights(name, options, weights):
+    method = make_method(name, **options)
+    got = method.decide(method.init(context()), NORMS).weights
+    torch.testing.assert_close(got, vector(*weights), rtol=1e-5, atol=1e-6)
+
+
+def test_every_method_has_its_weights_checked():
+    cases = next(mark for mark in test_weights.pytestmark if mark.name == "parametrize").args[1]
+    assert {case[0] for case in cases} == set(METHODS)
+
+
+def test_psac_peaks_where_the_formula_says():
+    method = make_method("psac")
+    peak = vector(math.sqrt(0.1) - 0.1)
+    assert float(method.decide(method.init(context()), peak).weights) == pytest.approx(1.878091, abs=1e-6)
+    around = method.decide(method.init(context()), peak + vector(-1e-3, 1e-3)).weights
+    assert (around < 1.878091).all()
+
+
+def test_psac_with_r_to_zero_is_auto_v():
+    norms = vector(0.3, 1, 7)
+    psac, auto = make_method("psac", r=1e-12), make_method("auto-v")
+    torch.testing.assert_close(
+        psac.decide(psac.init(context()), norms).weights, auto.decide(auto.init(context()), norms).weights
+    )
+
+
+def test_global_adapt_is_rescaled_abadi():
+    adapt, abadi = make_method("global-adapt", upper=3.0), make_method("fixed", threshold=3.0)
+    got = adapt.decide(adapt.init(context()), NORMS).weights
+    torch.testing.assert_close(got, abadi.decide(abadi.init(context()), NORMS).weights / 3)
+
+
+def released(**sides):
+    return Released((torch.zeros(3),), {name: vector(*values) for name, values in sides.items()})
+
+
+@pytest.mark.parametrize(("start", "share", "after"), [(1.0, 0.7, 0.960789), (0.1, 0.0, 0.110517)])
+def test_quantile_update(start, share, after):
+    method = make_method("quantile")
+    count = (share - 0.5) * 256
+    state = method.update(FixedState(start), released(below=[count]), context(), 0)
+    assert state.threshold == pytest.approx(after, abs=1e-6)
+
+
+def test_quantile_trajectory_by_hand():
+    """B = 100, target .5, rate .2. Shares .9, .9, .1, 2 (clamped to 1), -1 (clamped to 0): exponents -.08, -.08, +.08, -.1, +.1 sum to -.08."""
+    method, state = make_method("quantile", threshold=2.0), FixedState(2.0)
+    for step, share in enumerate([0.9, 0.9, 0.1, 2.0, -1.0]):
+        state = method.update(state, released(below=[(share - 0.5) * 100]), context(batch=100.0), step)
+    assert state.threshold == pytest.approx(2.0 * math.exp(-0.08), rel=1e-12)
+
+
+@pytest.mark.parametrize(("count", "after"), [(20, 48.918126), (0, 45.241871), (256, 122.980156)])
+def test_global_adapt_update(count, after):
+    method = make_method("global-adapt")
+    state = method.update(GlobalState(50.0), released(exceeding=[count]), context(), 0)
+    assert state.upper == pytest.approx(after, abs=1e-5)
+
+
+def test_global_adapt_never_falls_below_the_threshold():
+    method, state = make_method("global-adapt", upper=1.05), GlobalState(1.05)
+    for step in range(5):
+        state = method.update(state, released(exceeding=[0]), context(), step)
+    assert state.upper == 1.0
+
+
+HISTOGRAM = [0.0] * 20
+for place, many in {3: 50, 4: 100, 5: 60, 6: 30, 19: 16}.items():
+    HISTOGRAM[place] = float(many)
+
+
+@pytest.mark.parametrize(("percentile", "after"), [(0.1, 0.35), (0.3, 0.45), (0.5, 0.45), (0.9, 0.65)])
+def test_dc_sgd_p_update(percentile, after):
+    method = make_method("dc-sgd-p", percentile=percentile)
+    state = method.update(HistogramState(1.0, 2.0), released(histogram=HISTOGRAM), context(), 0)
+    assert state == (pytest.approx(after), pytest.approx(2 * after))
+
+
+def test_dc_sgd_p_trajectory_by_hand():
+    """All mass in bin 0 five times: C <- R/40, R <- 2C, so C shrinks twentyfold each step; then all in the last: C <- 39/40 R = 1.95 C."""
+    method, state = make_method("dc-sgd-p"), HistogramState(1.0, 2.0)
+    for step in range(4):
+        state = method.update(state, released(histogram=[9.0] + [0.0] * 19), context(), step)
+    assert state.threshold == pytest.approx(20.0**-4)
+    state = method.update(state, released(histogram=[0.0] * 19 + [9.0]), context(), 4)
+    assert state.threshold == pytest.approx(1.95 * 20.0**-4)
+
+
+@pytest.mark.parametrize(("noise", "after"), [(0.5, 3.8), (5.0, 1.0), (170.0, 0.03), (0.0, 20.8)])
+def test_dc_sgd_e_search(noise, after):
+    counts = vector(*HISTOGRAM)
+    middles = (torch.arange(20, dtype=torch.float64) + 0.5) * 1.0
+    assert best_threshold(counts / counts.sum(), middles, noise, 1.0) == pytest.approx(after, rel=1e-12)
+
+
+def test_dc_sgd_e_range():
+    method = make_method("dc-sgd-e")
+    state = HistogramState(1.0, 20.0)
+    assert method.update(state, released(histogram=HISTOGRAM), context(), 0).range == 20.0
+    top, bottom = [0.0] * 19 + [5.0], [5.0] + [0.0] * 19
+    assert method.update(state, released(histogram=top), context(), 0).range == 40.0
+    assert method.update(state, released(histogram=bottom), context(), 0).range == 10.0
+    assert method.update(state, released(histogram=[-5.0] * 20), context(), 0) == state
+
+
+def test_dc_sgd_histogram_rows():
+    """R = 2, 20 bins of .1: 0 -> 0, .05 -> 0, .1 -> 1, 1.99 -> 19, 50 -> 19; no bin for what is not finite."""
+    method = make_method("dc-sgd-p")
+    rows = method.decide(HistogramState(1.0, 2.0), vector(0, 0.05, 0.1, 1.99, 50, math.inf, math.nan)).rows["histogram"]
+    assert rows.argmax(1)[:5].tolist() == [0, 0, 1, 19, 19]
+    assert rows.sum(1).tolist() == [1, 1, 1, 1, 1, 0, 0]
+
+
+def test_oso_trajectory_by_hand():
+    """Signs of g_t . q_{t-1}: 0 (none yet), +, -, -, +, and of g_t . g_{t-1}: 0, +, +, -, -."""
+    method = make_method("oso", lr=1.0)
+    gradients = [(1, 0), (1, 0), (2, 1), (-1, 1), (1, 0)]
+    directions = [(1, 0), (-1, 0), (0, -1), (1, 3), (0, 0)]
+    state = OsoState(0.1, 1.0, torch.zeros(0), torch.zeros(0))
+    thresholds, rates = [], []
+    for step, (g, q) in enumerate(zip(gradients, directions, strict=True)):
+        answer = Released((vector(*g),), {}, {"directions": (vector(*q),)})
+        state = method.update(state, answer, context(), step)
+        thresholds.append(round(math.log(state.threshold / 0.1) / 2.5e-3))
+        rates.append(round(math.log(state.learning_rate) / 2.5e-3))
+    assert thresholds == [0, 1, 0, -1, 0]
+    assert rates == [0, 1, 2, 1, 0]
+    plus = method.update(
+        OsoState(0.1, 1.0, vector(1), vector(1)), Released((vector(1),), {}, {"directions": (vector(1),)}), context(), 1
+    )
+    assert plus.threshold == pytest.approx(0.100250313, abs=1e-9)
+    assert method.learning_rate(state) == state.learning_rate
+
+
+def test_oso_directions_are_those_of_clipped_gradients():
+    method = make_method("oso", threshold=1.0)
+    units = method.decide(method.init(context()), NORMS).gradient_rows["directions"]
+    torch.testing.assert_close(units, vector(0, 0, 0, 0, 1 / 3, 0.1))
+
+
+def test_auto_dp_sound_trajectory_by_hand():
+    """kappa = 2, B = 100. U = 50: mean 2 s .5 = s. U = 100: 2 s. U = 25: s / 2. U = 1e9: at most 2 s. U = -5: at least s / 2."""
+    method, state = make_method("auto-dp-sound", threshold=3.0), FixedState(3.0)
+    seen = []
+    for step, total in enumerate([50.0, 100.0, 25.0, 1e9, -5.0]):
+        state = method.update(state, released(mean_norm=[total]), context(batch=100.0), step)
+        seen.append(state.threshold)
+    assert seen == pytest.approx([3.0, 6.0, 3.0, 6.0, 3.0])
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if make_method(name).side_queries(context())])
+@pytest.mark.parametrize("total", [0.3, 1.0, 1.4929, 4.0])
+def test_the_split_of_the_noise_is_exact(name, total):
+    sides = [query.noise_multiplier for query in make_method(name).side_queries(context(noise=total))]
+    gradient = gradient_share(total, sides)
+    assert joint_noise_multiplier([gradient, *sides]) == pytest.approx(total, rel=1e-12)
+    assert gradient > total
+
+
+def test_splits_of_the_papers():
+    assert gradient_share(1.0, [5.0]) == pytest.approx(1.0206207, abs=1e-7)
+    assert gradient_share(0.9659, [5.0]) == pytest.approx(0.9844436, abs=1e-7)
+    assert gradient_share(2.5, [8.0]) == pytest.approx(2.6318068, abs=1e-7)
+    assert gradient_share(1.4929, [6.4]) == pytest.approx(1.5352529, abs=1e-7)
+    assert gradient_share(1.0, [7.124]) == pytest.approx(1.01, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("auto-s", {"gamma": 0}),
+        ("psac", {"r": -1}),
+        ("global", {"upper": 0.5}),
+        ("global-adapt", {"count_std": 0}),
+        ("quantile", {"target": 1.0}),
+        ("quantile", {"threshold": 1e9}),
+        ("dc-sgd-p", {"percentile": 0}),
+        ("dc-sgd-e", {"bins": 1}),
+        ("oso", {"lr": math.nan}),
+        ("auto-dp-sound", {"growth": 1.0}),
+    ],
+)
+def test_bad_options_are_named(name, options):
+    (option,) = options
+    with pytest.raises(BadArgument, match=f"{option}="):
+        make_method(name, **options)
