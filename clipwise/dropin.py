@@ -64,6 +64,7 @@ class Private:
         self.loader = PrivateLoader(self, loader.dataset)
         self.stepped = False  # whether the last optimizer.step() completed a logical batch
         self._batch: PhysicalBatch | None = None
+        self._records: Any = None
         self._partial = Partial()
         self._epochs_begun = 0
         self._scheduler = lr_scheduler
@@ -95,7 +96,7 @@ class Private:
         try:
             for batch, records in self.run.batches.batches(range(first, first + affordable)):
                 self.run.engine.open(batch.rows)
-                self._batch = batch
+                self._batch, self._records = batch, records
                 yield records
                 if mine != self._epochs_begun:
                     raise LoopMisuse("two loops ran over private.loader at once; run one after the other")
@@ -111,7 +112,7 @@ class Private:
             raise self.run.exhausted()
 
     def _drop(self) -> None:
-        self._batch, self._partial = None, Partial()
+        self._batch, self._records, self._partial = None, None, Partial()
 
     # -- the step
     # --------------------------------------------------------------------------------------------------------
@@ -122,9 +123,10 @@ class Private:
         tape = run.engine.close()  # raises where there was no backward
         if batch is None:
             raise LoopMisuse("optimizer.step() came for a batch that is not from private.loader; nothing was changed")
-        absorb(run.plan, run.state, self._partial, tape, masked=batch.masked)
+        groups = None if run.groups is None else run.groups(self._records)
+        absorb(run.plan, run.state, self._partial, tape, masked=batch.masked, groups=groups)
         del tape
-        self._batch, self.stepped = None, batch.last
+        self._batch, self._records, self.stepped = None, None, batch.last
         if not batch.last:
             self._warn_of_scheduler()
             self.optimizer.zero_grad()
@@ -213,6 +215,7 @@ def attach(
     lr_scheduler: Any = None,
     seed: int | None = None,
     ledger: str | Path | None = None,
+    groups: Callable[[Any], torch.Tensor] | None = None,
     **method_options: Any,
 ) -> Private:
     """Make an existing training loop private. Everything is checked here, before any data is touched.
@@ -227,6 +230,7 @@ def attach(
     "generic" (torch.func for the whole model; slower, for models that change shape from call to call). seed: for
     studies and tests only; without it the randomness comes from the operating system. ledger: a file for the privacy
     ledger; an existing one goes on, and what it holds counts.
+    groups: for a method that treats groups of records apart: a function of a batch that gives the group (0, 1, ...) of each row.
     """
     run = Run(
         model,
@@ -246,6 +250,7 @@ def attach(
         engine=engine,
         seed=seed,
         ledger=ledger,
+        groups=groups,
         notify=lambda message: warnings.warn(message, stacklevel=2),
     )
     return Private(run, optimizer, loader, lr_scheduler)

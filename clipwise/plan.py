@@ -61,7 +61,9 @@ class Plan:
 
     @property
     def context(self) -> Context:
-        return Context(self.expected_batch_size, self.noise_multiplier, self.parameters, self.steps or 0, self.sample_rate)
+        return Context(
+            self.expected_batch_size, self.noise_multiplier, self.parameters, self.steps or 0, self.sample_rate
+        )
 
     @property
     def steps_per_epoch(self) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 from torch.utils.data import DataLoader
 
@@ -55,6 +55,7 @@ class Run:
         engine: str,
         seed: int | None,
         ledger: str | Path | None,
+        groups: Callable[[Any], Tensor] | None,
         notify: Callable[[str], None],
     ):
         validate.choice("loss_reduction", loss_reduction, ("mean", "sum"))
@@ -65,6 +66,11 @@ class Run:
             method = make_method(method, **method_options)
         elif not isinstance(method, Method) or method_options:
             raise BadArgument(f"method={method!r}: give a name with its options, or a method object that holds them")
+        if method.needs_groups and groups is None:
+            raise BadArgument(
+                f"groups=None: method {method.name!r} wants the group of each record; give a function of the batch"
+            )
+        self.groups = groups
         parameters = trainable_parameters(model, optimizer)
         size = check_loader(loader)
         size_is_public = sample_rate is None or expected_batch_size is None

@@ -96,13 +96,16 @@ def private_step(
     noise: GaussianNoise,
     ledger: Ledger,
     optimizer: torch.optim.Optimizer,
+    groups: Callable[[Any], Tensor] | None = None,
 ) -> State:
-    """One logical step over its physical batches. `loss(batch)` is the batch's loss, reduced as the engine was told."""
+    """One logical step over its physical batches. `loss(batch)` is the batch's loss, reduced as the engine was told;
+    `groups(batch)` the group of each record, for a method that wants it."""
     partial = Partial()
     for info, batch in batches:
         engine.open(info.rows)
         loss(batch).backward()
-        absorb(plan, state, partial, engine.close(), masked=info.masked)
+        own = None if groups is None else groups(batch)
+        absorb(plan, state, partial, engine.close(), masked=info.masked, groups=own)
     released, following = release(plan, state, partial, noise, ledger)
     write_gradients(engine.parameters, released, plan.expected_batch_size)
     set_learning_rate(optimizer, plan.method.learning_rate(state.method))

@@ -82,6 +82,7 @@ def fit(
     accountant: str = "best",
     ledger: str | Path | None = None,
     max_physical_batch: int | None = None,
+    groups: Callable[[Any], Tensor] | None = None,
     on_epoch: Callable[[dict[str, Any]], None] | None = None,
     on_step: Callable[[int, int], None] | None = None,
 ) -> Fit:
@@ -131,6 +132,7 @@ def fit(
         engine="fast",
         seed=seed,
         ledger=ledger,
+        groups=groups,
         notify=lambda message: warnings.warn(message, stacklevel=2),
     )
     run.engine.install()
@@ -149,6 +151,7 @@ def fit(
                     noise=run.noise,
                     ledger=run.ledger,
                     optimizer=made,
+                    groups=groups,
                 )
                 report.step(run.state.step, epochs * per_epoch)
             spent = run.epsilon() if run.plan.delta is not None else None

@@ -146,6 +146,7 @@ def _run_once(
         loss_reduction="sum",
         max_physical_batch=physical,
         seed=SEED,
+        groups=lambda batch: (batch[0][:, 0] > 0).long(),
     )
     noise = _Silent()
     private.run.noise = noise
@@ -234,6 +235,7 @@ def _statistics(
         method=method,
         loss_reduction="sum",
         seed=SEED,
+        groups=lambda batch: batch[0] % 2,
     )
     inside, outside, rows = [], [], []
     sides: dict[str, list[Tensor]] = {}

@@ -11,7 +11,9 @@ from clipwise.clipping.automatic import AutoS, AutoV, Nsgd
 from clipwise.clipping.contract import Context, Method, bounded, option
 from clipwise.clipping.dc_sgd_e import DcSgdE
 from clipwise.clipping.dc_sgd_p import DcSgdP
+from clipwise.clipping.dpsgd_f import DpsgdF
 from clipwise.clipping.fixed import Fixed
+from clipwise.clipping.global_adapt_v2 import GlobalAdaptV2
 from clipwise.clipping.global_scaling import Global, GlobalAdapt
 from clipwise.clipping.oso import Oso
 from clipwise.clipping.psac import Psac
@@ -26,11 +28,13 @@ _KINDS: tuple[type[Method], ...] = (
     Psac,
     Global,
     GlobalAdapt,
+    GlobalAdaptV2,
     Quantile,
     DcSgdP,
     DcSgdE,
     Oso,
     AutoDpSound,
+    DpsgdF,
 )
 METHODS: dict[str, type[Method]] = {kind.name: kind for kind in _KINDS}
 

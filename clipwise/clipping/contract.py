@@ -53,6 +53,7 @@ class Method:
     summary: ClassVar[str]
     reference: ClassVar[str]
     sound: ClassVar[bool] = True
+    needs_groups: ClassVar[bool] = False  # whether `decide` wants the group of each record
 
     def side_queries(self, context: Context) -> tuple[SideQuery, ...]:  # noqa: ARG002
         return ()

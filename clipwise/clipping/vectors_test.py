@@ -36,6 +36,9 @@ def vector(*values):
         ("psac", {"r": 0.01}, (1, 1.960784, 1.924528, 0.990196, 0.332965, 0.09999)),
         ("global", {"upper": 3.0}, (1 / 3, 1 / 3, 1 / 3, 1 / 3, 1 / 3, 0)),
         ("global-adapt", {"upper": 3.0}, (1 / 3, 1 / 3, 1 / 3, 1 / 3, 1 / 3, 0.1)),
+        ("global-adapt-v2", {}, (1 / 3, 1 / 3, 1 / 3, 1 / 3, 1 / 3, 0.099901)),
+        ("global-adapt-v2", {"upper": 0.375}, (2.666667, 2.666667, 1.5, 0.916667, 0.329787, 0.099901)),
+        ("dpsgd-f", {}, (1, 1, 1, 1, 1 / 3, 0.1)),
         ("quantile", {"threshold": 1.0}, (1, 1, 1, 1, 1 / 3, 0.1)),
         ("dc-sgd-p", {}, (1, 1, 1, 1, 1 / 3, 0.1)),
         ("dc-sgd-e", {}, (1, 1, 1, 1, 1 / 3, 0.1)),
@@ -45,7 +48,7 @@ def vector(*values):
 )
 def test_weights(name, options, weights):
     method = make_method(name, **options)
-    got = method.decide(method.init(context()), NORMS).weights
+    got = method.decide(method.init(context()), NORMS, torch.zeros(6, dtype=torch.long)).weights
     torch.testing.assert_close(got, vector(*weights), rtol=1e-5, atol=1e-6)
 
 
@@ -182,6 +185,39 @@ def test_oso_directions_are_those_of_clipped_gradients():
     method = make_method("oso", threshold=1.0)
     units = method.decide(method.init(context()), NORMS).gradient_rows["directions"]
     torch.testing.assert_close(units, vector(0, 0, 0, 0, 1 / 3, 0.1))
+
+
+def test_global_adapt_v2_trajectory_by_hand():
+    """q = 1/2, so two steps an epoch; every 2 epochs z halves: steps 0-3 z = 3, 4-7 1.5, 8-11 .75."""
+    method = make_method("global-adapt-v2", every=2)
+    public = context(rate=0.5)
+    state, seen = method.init(public), []
+    for step in range(10):
+        seen.append(state.upper)
+        state = method.update(state, released(), public, step)
+    assert seen == [3.0] * 4 + [1.5] * 4 + [0.75] * 2
+
+
+def test_global_adapt_v2_with_w_to_zero_is_global_adapt():
+    v2, adapt = make_method("global-adapt-v2", w=1e-12), make_method("global-adapt", upper=3.0)
+    torch.testing.assert_close(
+        v2.decide(v2.init(context()), NORMS).weights, adapt.decide(adapt.init(context()), NORMS).weights
+    )
+
+
+def test_dpsgd_f_update():
+    """methods.md: two groups, 5 of 100 and 1 of 4 above C0: the paper's form gives 1.866667 and 5.333333."""
+    method = make_method("dpsgd-f")
+    state = method.init(context())
+    state = method.update(state, released(counts=[95, 3, 5, 1]), context(), 0)
+    assert state.thresholds.tolist() == pytest.approx([1.866667, 5.333333], abs=1e-6)
+    assert method.l2_bound(state) == pytest.approx(5.333333, abs=1e-6)
+    weights = method.decide(state, vector(4.0, 4.0), torch.tensor([0, 1])).weights
+    assert weights.tolist() == pytest.approx([1.866667 / 4, 1.0], abs=1e-6)
+    assert method.update(state, released(counts=[9, 9, -1, 0]), context(), 1).thresholds.tolist() == [1.0, 1.0]
+    assert float(method.update(state, released(counts=[1e6, 0, 0, 1]), context(), 1).thresholds.max()) == 10.0
+    with pytest.raises(BadArgument, match="groups=None"):
+        method.decide(state, NORMS)
 
 
 def test_auto_dp_sound_trajectory_by_hand():
