@@ -24,12 +24,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from clipwise.norms.choice import Chooser
-from clipwise.norms.kernel import Call, Direct, Kernel, Part
+from clipwise.norms.kernel import PER_EXAMPLE, Call, Direct, Kernel, Part
 from clipwise.norms.probe import Probe, probe
 from clipwise.norms.reduction import contradicts
 from clipwise.norms.refuse import refuse_mixing_layers
 from clipwise.norms.tape import Tape
-from clipwise.norms.units import PER_EXAMPLE, Unit, find_units, run_generic
+from clipwise.norms.units import Unit, find_units, run_generic, spread_shape, swapped
 from clipwise.types import LoopMisuse, Unsupported
 
 DIRECT_BYTES = (
@@ -53,18 +53,26 @@ class _Tap(torch.autograd.Function):
         return b if ctx.needs_input_grad[0] else None, None, None, None
 
 
-class _Expand(torch.autograd.Function):
-    """A parameter, one copy a row; the backward hands the copies' gradients over. For generic units."""
+class _Spread(torch.autograd.Function):
+    """A value without rows, seen from every row (no copy); the backward hands over one gradient a row."""
 
     @staticmethod
-    def forward(ctx: Any, dummy: Tensor, value: Tensor, rows: int, receive: Callable) -> Tensor:  # noqa: ARG004
-        ctx.receive = receive
-        return value.expand(rows, *value.shape).clone()
+    def forward(
+        ctx: Any,
+        value: Tensor,
+        dummy: Tensor,  # noqa: ARG004
+        saved: list[Tensor],
+        receive: Callable,
+        shape: torch.Size,
+    ) -> Tensor:
+        ctx.save_for_backward(*saved)
+        ctx.receive, ctx.rows = receive, shape[0]
+        return value.expand(shape)
 
     @staticmethod
     def backward(ctx: Any, b: Tensor) -> tuple:
-        ctx.receive((), b)
-        return None, None, None, None
+        ctx.receive(tuple(s.expand(spread_shape(s, ctx.rows)) for s in ctx.saved_tensors), b)
+        return None, None, None, None, None
 
 
 class _Pass:
@@ -124,11 +132,13 @@ class Bookkeeping:
         self._chooser = Chooser(by_rule=by_rule, max_direct_bytes=max_direct_bytes)
         self._notify = notify
         self._units = [Unit("", model, None)] if generic else find_units(model, self._names)
+        self._without_spreading = self._units if generic else find_units(model, self._names, spread=False)
         self._originals: dict[int, tuple[nn.Module, Callable, bool]] = {}
         self._dummy = torch.zeros((), requires_grad=True)
         self._pass: _Pass | None = None
         self._probing: Probe | None = None
-        self._probed = False
+        self._probed: set[Hashable] = set()  # layouts of inputs that the units have been settled for
+        self._told: set[str] = set()
         self._in_root = False
         self._hooks: list[Any] = []
 
@@ -201,7 +211,7 @@ class Bookkeeping:
     def _run_root(self, unit: Unit | None, original: Callable, args: tuple, kwargs: dict) -> Any:
         if self._pass is None and self._probing is None:
             return original(*args, **kwargs)  # no private batch is open: any backward will be refused at the parameters
-        if not self._probed and self._probing is None:
+        if self._probing is None and self._is_new(args, kwargs):
             self._refuse_other_rows(args, kwargs)
             self._run_probe(args, kwargs)
             return self._model.forward(*args, **kwargs)  # the probe may have replaced the units
@@ -210,6 +220,16 @@ class Bookkeeping:
             return original(*args, **kwargs) if unit is None else self._run_unit(unit, original, args, kwargs)
         finally:
             self._in_root = outer
+
+    def _is_new(self, args: tuple, kwargs: dict) -> bool:
+        """One look is enough, except that what is spread broadcasts otherwise against dimensions of size 1, 2 or 3."""
+        return not self._probed or (
+            any(u.spread or u.own for u in self._units) and self._layout(args, kwargs) not in self._probed
+        )
+
+    def _layout(self, args: tuple, kwargs: dict) -> Hashable:
+        shapes = (x.shape for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor))
+        return self._model.training, tuple(tuple(min(size, 4) for size in shape) for shape in shapes)
 
     def _refuse_other_rows(self, args: tuple, kwargs: dict) -> None:
         rows = self._pass.rows if self._pass else -1
@@ -231,10 +251,13 @@ class Bookkeeping:
                 f"layer {unit.name or type(unit.module).__name__!r} was called from outside the model that was attached; "
                 "call the model itself (move the code into its forward), so that Clipwise can see the whole computation"
             )
+        if unit.own:
+            with swapped([unit.module], lambda p: self._spread(current, p, spread_shape(p, current.rows))):
+                return original(*args, **kwargs)
         if unit.layer is None:
             return run_generic(
                 unit,
-                lambda p: self._expand(current, p),
+                lambda p: self._spread(current, p, torch.Size((current.rows, *p.shape))),
                 _rows_of(unit, args, kwargs, current.rows),
                 original,
                 args,
@@ -255,19 +278,21 @@ class Bookkeeping:
                 return out
             call = Call(kernel, wanted, config, pieces or {})
             current.note(call)
+            kept = [s.detach() for s in saved]
+            if unit.spread:
+                receive = self._receiver(current, call, 0, unit.name)
+                return _Spread.apply(out, self._dummy, kept, receive, spread_shape(out, current.rows))
             dim = unit.batch_dim if rows_dim is None else rows_dim
-            return _Tap.apply(
-                out, self._dummy, [s.detach() for s in saved], self._receiver(current, call, dim, unit.name)
-            )
+            return _Tap.apply(out, self._dummy, kept, self._receiver(current, call, dim, unit.name))
 
         return unit.layer.forward(unit.module, tap, *args, **kwargs)
 
-    def _expand(self, current: _Pass, p: nn.Parameter) -> Tensor:
+    def _spread(self, current: _Pass, p: nn.Parameter, shape: torch.Size) -> Tensor | None:
+        if id(p) not in self._names:
+            return None
         call = Call(PER_EXAMPLE, {"parameter": p})
         current.note(call)
-        return _Expand.apply(
-            self._dummy, p.detach(), current.rows, self._receiver(current, call, 0, self._names[id(p)])
-        )
+        return _Spread.apply(p.detach(), self._dummy, [], self._receiver(current, call, 0, self._names[id(p)]), shape)
 
     def _receiver(self, current: _Pass, call: Call, dim: int, name: str) -> Callable:
         used = False
@@ -328,13 +353,26 @@ class Bookkeeping:
 
         try:
             self._units = probe(
-                self._model, self._units, self._parameters, current.rows, args, kwargs, attempt, self._notify
+                self._model,
+                self._units,
+                self._without_spreading,
+                self._parameters,
+                current.rows,
+                args,
+                kwargs,
+                attempt,
+                self._tell,
             )
-            self._probed = True
+            self._probed.add(self._layout(args, kwargs))
         finally:
             self._restore_forwards()
             self._replace_forwards()
             self._probing, self._pass = None, current
+
+    def _tell(self, message: str) -> None:
+        if message not in self._told:
+            self._told.add(message)
+            self._notify(message)
 
 
 def _rows_of(unit: Unit, args: tuple, kwargs: dict, otherwise: int) -> int:

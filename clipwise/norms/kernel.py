@@ -94,6 +94,17 @@ class Kernel:
 Way = Callable[[Call, tuple[Tensor, ...], Tensor], Part]
 
 
+class PerExample(Kernel):
+    """For outputs that *are* one copy of a parameter a row: b is its per-example gradient already."""
+
+    def direct(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> dict[str, Tensor]:  # noqa: ARG002
+        [(role, p)] = call.params.items()
+        return {role: b.reshape(b.shape[0], *p.shape)}
+
+
+PER_EXAMPLE = PerExample()
+
+
 def sum_of_squares(*tensors: Tensor) -> Tensor:
     """(rows,): the squared l2 norm of each row over all tensors."""
     total = None

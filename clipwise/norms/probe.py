@@ -2,19 +2,22 @@
 
 Two tiny batches, of two and of three rows, go through the model. From them the engine learns, instead of guessing:
 
-- which dimension of each layer's input is the batch (the one that grew);
+- which dimension of each layer's input is the batch (the one that grew), or that there is none (then it is spread);
 - whether any example's output depends on another example (then the model is refused);
 - whether a parameter is used past its layer's tap (then its parent is run generically), or vmap fails (then rows are
-  looped over).
+  looped over);
+- whether spreading changes what the model computes, or sends a row's gradient to another row (then nothing is spread).
 
-Nothing is released: the outcome depends on the model's code, not on the values of the records, which are only
-borrowed for shape.
+The parameters are replaced by slightly different ones meanwhile: weights that start at zero would hide everything
+before them. Nothing is released: the outcome depends on the model's code, not on the values of the records, which are
+only borrowed for shape.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -23,72 +26,85 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from clipwise.norms.kernel import Kernel
-from clipwise.norms.units import Unit, tensor_shapes
+from clipwise.norms.units import SPREADABLE, Unit, spread_shape, swapped, tensor_shapes
 from clipwise.types import Unsupported
+
+NO_BATCH = "its input has no batch dimension of its own"
+OUTSIDE = "a parameter is used outside its layer's forward"
 
 
 class Probe:
-    """Stands in for the engine's recording while the probe runs: notes shapes and output gradients."""
+    """Stands in for the engine's recording while the probe runs: notes shapes, output gradients and what was tapped."""
 
-    def __init__(self) -> None:
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
         self.shapes: defaultdict[str, list[tuple[list[torch.Size], list[torch.Size]]]] = defaultdict(list)
         self.gradients: list[tuple[str, int | None, Tensor]] = []  # unit, explicit batch dimension, b
+        self.tapped: set[int] = set()  # parameters, by id
         self.dummy = torch.zeros((), requires_grad=True)
 
     def run(self, unit: Unit, original: Callable, args: tuple, kwargs: dict) -> Any:
         given = tensor_shapes((args, kwargs))
         if unit.layer is not None:
             out = unit.layer.forward(unit.module, self._tap(unit), *args, **kwargs)
+        elif unit.own:
+            own = {id(p) for p in unit.parameters()}
+            with swapped([unit.module], lambda p: self._spread(p.detach(), unit) if id(p) in own else None):
+                out = original(*args, **kwargs)
         else:
-            with _Detached(unit.module):
+            with swapped(unit.module.modules(), lambda p: p.detach()):
                 out = original(*args, **kwargs)
             leaves, spec = tree_flatten(out)
-            out = tree_unflatten(
-                [_Watch.apply(x, self.dummy, self, unit.name, None) if _is_float(x) else x for x in leaves], spec
-            )
+            out = tree_unflatten([self._watch(x, unit) if _is_float(x) else x for x in leaves], spec)
         self.shapes[unit.name].append((given, tensor_shapes(out)))
         return out
+
+    def _watch(self, out: Tensor, unit: Unit, dim: int | None = None) -> Tensor:
+        return _Watch.apply(out, self.dummy, self, unit.name, dim, None)
+
+    def _spread(self, value: Tensor, unit: Unit) -> Tensor:
+        return _Watch.apply(value, self.dummy, self, unit.name, 0, spread_shape(value, self.rows))
 
     def _tap(self, unit: Unit) -> Callable[..., Tensor]:
         def tap(
             out: Tensor,
             kernel: Kernel,  # noqa: ARG001
-            params: Mapping[str, Tensor | None],  # noqa: ARG001
+            params: Mapping[str, Tensor | None],
             saved: tuple[Tensor, ...],  # noqa: ARG001
             config: Hashable = None,  # noqa: ARG001
             rows_dim: int | None = None,
             pieces: Mapping[str, slice] | None = None,  # noqa: ARG001
         ) -> Tensor:
-            return _Watch.apply(out, self.dummy, self, unit.name, rows_dim)
+            self.tapped.update(id(p) for p in params.values())
+            if not unit.spread:
+                return self._watch(out, unit, rows_dim)
+            if out.requires_grad:
+                raise _Promote(unit, NO_BATCH)  # what it is made from needs a gradient, and could not get one a row
+            return self._spread(out, unit)
 
         return tap
 
 
 class _Watch(torch.autograd.Function):
+    """Identity, or (with a shape) the same value seen from every row, as the engine would do it."""
+
     @staticmethod
-    def forward(ctx: Any, out: Tensor, dummy: Tensor, look: Probe, name: str, dim: int | None) -> Tensor:  # noqa: ARG004
+    def forward(
+        ctx: Any,
+        out: Tensor,
+        dummy: Tensor,  # noqa: ARG004
+        look: Probe,
+        name: str,
+        dim: int | None,
+        shape: torch.Size | None,
+    ) -> Tensor:
         ctx.look, ctx.name, ctx.dim = look, name, dim
-        return out.clone()
+        return out.clone() if shape is None else out.expand(shape)
 
     @staticmethod
     def backward(ctx: Any, b: Tensor) -> tuple:
         ctx.look.gradients.append((ctx.name, ctx.dim, b))
-        return b if ctx.needs_input_grad[0] else None, None, None, None, None
-
-
-class _Detached:
-    """A module's parameters out of autograd, for the length of a block."""
-
-    def __init__(self, module: nn.Module):
-        self._places = [(m, name, p) for m in module.modules() for name, p in m._parameters.items() if p is not None]
-
-    def __enter__(self) -> None:
-        for m, name, p in self._places:
-            m._parameters[name] = p.detach()  # type: ignore[assignment]
-
-    def __exit__(self, *_: object) -> None:
-        for m, name, p in self._places:
-            m._parameters[name] = p
+        return b if ctx.needs_input_grad[0] else None, None, None, None, None, None
 
 
 class _Promote(Exception):
@@ -102,6 +118,7 @@ class _Promote(Exception):
 def probe(
     model: nn.Module,
     units: list[Unit],
+    without_spreading: list[Unit],
     parameters: list[nn.Parameter],
     rows: int,
     args: tuple,
@@ -112,23 +129,15 @@ def probe(
     """The units as they must be run. `attempt(units, look, *args, **kwargs)` calls the model with its units
     replaced."""
     batches = {n: _small_batch(args, kwargs, rows, n) for n in (2, 3)}
-    buffers = [(b, b.clone()) for b in model.buffers()]
     devices = {p.device for p in parameters if p.is_cuda}
-    notices: list[str] = []
-    try:
-        with torch.random.fork_rng(devices=list(devices)), torch.enable_grad():
-            while True:
-                try:
-                    units = _look(units, parameters, batches, attempt)
-                    break
-                except _Promote as problem:
-                    notices.append(f"{problem.unit.name or type(problem.unit.module).__name__}: {problem.why}")
-                    units = _promoted(model, units, problem)
-    finally:
-        with torch.no_grad():
-            for b, was in buffers:
-                b.copy_(was)
-    generic = [u for u in units if u.layer is None]
+    found = None
+    with torch.random.fork_rng(devices=list(devices)), torch.enable_grad(), _unsettled(model, parameters):
+        with suppress(Exception):  # what is wrong may be the spreading: without it the truth comes out
+            found = _settle(model, units, parameters, batches, attempt, may_spread=True)
+        if found is None:
+            found = _settle(model, without_spreading, parameters, batches, attempt, may_spread=False)
+    units, notices = found
+    generic = [u for u in units if u.is_generic]
     if generic:
         names = ", ".join(f"{u.name or 'the whole model'} ({type(u.module).__name__})" for u in generic)
         why = f" Why: {'; '.join(notices)}." if notices else ""
@@ -138,16 +147,77 @@ def probe(
     return units
 
 
+@contextmanager
+def _unsettled(model: nn.Module, parameters: list[nn.Parameter]) -> Iterator[None]:
+    """Other values in the parameters, and the old ones in parameters and buffers afterwards."""
+    buffers = [(b, b.clone()) for b in model.buffers()]
+    values = [p.data for p in parameters]
+    try:
+        for p in parameters:
+            size = float(p.data.square().mean().sqrt())
+            p.data = p.data + torch.randn_like(p.data) * (0.1 * size or 0.02)
+        yield
+    finally:
+        for p, value in zip(parameters, values, strict=True):
+            p.data = value
+        with torch.no_grad():
+            for b, was in buffers:
+                b.copy_(was)
+
+
+def _settle(
+    model: nn.Module,
+    units: list[Unit],
+    parameters: list[nn.Parameter],
+    batches: dict[int, Any],
+    attempt: Callable[..., Any],
+    *,
+    may_spread: bool,
+) -> tuple[list[Unit], list[str]]:
+    """Units that work, and why some had to be made generic."""
+    notices: list[str] = []
+    while True:
+        try:
+            return _look(units, parameters, batches, attempt), notices
+        except _Promote as problem:
+            unit = problem.unit
+            if may_spread and problem.why == NO_BATCH and isinstance(unit.module, SPREADABLE) and not unit.spread:
+                units = [replace(u, spread=True) if u.name == unit.name else u for u in units]
+            else:
+                notices.append(f"{unit.name or type(unit.module).__name__}: {problem.why}")
+                units = _promoted(model, units, problem)
+
+
 def _look(
     units: list[Unit], parameters: list[nn.Parameter], batches: dict[int, Any], attempt: Callable[..., Any]
 ) -> list[Unit]:
-    looks, outs = {}, {}
+    looks = {n: Probe(n) for n in batches}
+    outs = {}
     for n, (args, kwargs) in batches.items():
-        looks[n] = Probe()
+        torch.manual_seed(n)
         outs[n] = attempt(units, looks[n], *args, **kwargs)
-    settled = [_settled(u, looks[2].shapes[u.name], looks[3].shapes[u.name]) for u in units]
+    calls = list(looks[2].shapes)  # in the order of the first calls: what comes later may depend on what comes before
+    in_order = sorted(units, key=lambda u: calls.index(u.name) if u.name in calls else len(calls))
+    settled = [_settled(u, looks[2].shapes[u.name], looks[3].shapes[u.name]) for u in in_order]
+    trainable = {id(p) for p in parameters}
+    for unit in settled:
+        called = unit.layer is not None and unit.name in calls
+        if called and any(id(p) in trainable - looks[2].tapped for p in unit.parameters()):
+            raise _Promote(unit, "its rule leaves a parameter out")
     _refuse_mixing(settled, parameters, looks[3], outs)
+    if any(u.spread or u.own for u in settled):
+        plain = [replace(u, spread=False, own=()) for u in settled]
+        for n, (args, kwargs) in batches.items():
+            torch.manual_seed(n)
+            _refuse_difference(outs[n], attempt(plain, Probe(n), *args, **kwargs))
     return settled
+
+
+def _refuse_difference(out: Any, plain: Any) -> None:
+    leaves, plain_leaves = tree_flatten(out)[0], tree_flatten(plain)[0]
+    for a, b in zip(leaves, plain_leaves, strict=True):
+        if _is_float(a):
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4 * float(b.detach().abs().max()), equal_nan=True)
 
 
 def _settled(unit: Unit, two: list, three: list) -> Unit:
@@ -162,13 +232,16 @@ def _settled(unit: Unit, two: list, three: list) -> Unit:
         for (args2, outs2), (args3, outs3) in zip(two, three, strict=True)
         if len(args2) == len(args3) and len(outs2) == len(outs3)
     }
-    if not two:
-        return unit  # not used in this model's forward: its gradient is zero
+    if not two or unit.own:
+        return unit  # no dimensions to be told; or not used in this model's forward, so that its gradient is zero
     if unit.layer is not None:
         firsts = {args[0] if args else None for args, _ in kinds}
-        if len(firsts) != 1 or None in firsts or -1 in firsts:
-            raise _Promote(unit, "its input has no batch dimension of its own")
-        return replace(unit, batch_dim=firsts.pop())
+        if unit.spread and firsts == {None}:
+            return unit
+        first = firsts.pop() if len(firsts) == 1 else None
+        if unit.spread or first is None or first < 0:
+            raise _Promote(unit, NO_BATCH)
+        return replace(unit, batch_dim=first)
     if len(kinds) != 1:
         raise _Promote(unit, "it is called with inputs of different layouts")
     args, outs = kinds.pop()
@@ -188,8 +261,8 @@ def _grown(two: torch.Size, three: torch.Size) -> int | None:
 
 
 def _refuse_mixing(units: list[Unit], parameters: list[nn.Parameter], look: Probe, outs: dict[int, Any]) -> None:
-    """Send a gradient back from the first example's output only: it must reach the first example's rows only."""
-    scalars = []
+    """Send a gradient back from one example's output, for each in turn: it must reach this example's rows only."""
+    outputs: list[tuple[Tensor, int]] = []
     for two, three in zip(tree_flatten(outs[2])[0], tree_flatten(outs[3])[0], strict=True):
         if _is_float(three) and three.requires_grad:
             dim = _grown(two.shape, three.shape)
@@ -198,37 +271,42 @@ def _refuse_mixing(units: list[Unit], parameters: list[nn.Parameter], look: Prob
                     f"the model's output has shape {tuple(two.shape)} for 2 rows and {tuple(three.shape)} for 3: no dimension is the "
                     "batch. Return one output a row, and reduce it in the loss"
                 )
-            scalars.append(three.select(dim, 0).sum())
-    if not scalars:
+            outputs.append((three, dim))
+    if not outputs:
         raise Unsupported(
             "no output of the model depends on a trainable parameter; unfreeze a layer, or check the forward"
         )
-    grads = torch.autograd.grad(sum(scalars), [look.dummy, *parameters], allow_unused=True)[1:]
     by_name = {u.name: u for u in units}
-    for name, dim, b in look.gradients:
-        unit = by_name[name]
-        dims = unit.out_dims if unit.layer is None else None
-        at = dim if dim is not None else (dims[0] if dims else unit.batch_dim)
-        if at is not None and b.narrow(at, 1, b.shape[at] - 1).count_nonzero():
-            raise Unsupported(
-                f"the model mixes examples: the output for one row depends on what other rows do at {name or 'its root'!r}. No example's "
-                "influence can then be bounded. Replace what mixes them (batch statistics, batch-wise attention); clipwise.fix(model) "
-                "replaces BatchNorm"
-            )
-    stray = {id(p) for p, g in zip(parameters, grads, strict=True) if g is not None}
+    stray: set[int] = set()
+    for row in range(look.rows):
+        look.gradients.clear()
+        # Not the plain sum: that of a softmax or of a normalised output is constant, and would send nothing back.
+        own = [out.select(dim, row) for out, dim in outputs]
+        scalar = torch.stack([(x * torch.randn_like(x)).sum() for x in own]).sum()
+        grads = torch.autograd.grad(scalar, [look.dummy, *parameters], allow_unused=True, retain_graph=True)[1:]
+        stray |= {id(p) for p, g in zip(parameters, grads, strict=True) if g is not None}
+        for name, dim, b in look.gradients:
+            dims = by_name[name].out_dims if by_name[name].layer is None else None
+            at = dim if dim is not None else (dims[0] if dims else by_name[name].batch_dim)
+            if at is not None and b.count_nonzero() > b.select(at, row).count_nonzero():
+                raise Unsupported(
+                    f"the model mixes examples: the output for one row depends on what other rows do at {name or 'its root'!r}. No example's "
+                    "influence can then be bounded. Replace what mixes them (batch statistics, batch-wise attention); clipwise.fix(model) "
+                    "replaces BatchNorm"
+                )
     for unit in units:
-        if any(id(p) in stray for p in unit.module.parameters()):
-            raise _Promote(unit, "a parameter is used outside its layer's forward")
+        if any(id(p) in stray for p in unit.parameters()):
+            raise _Promote(unit, OUTSIDE)
 
 
 def _promoted(model: nn.Module, units: list[Unit], problem: _Promote) -> list[Unit]:
     """Units with the problem's parent run generically (or the unit itself, if it was run by a rule)."""
     name = problem.unit.name
-    if problem.unit.layer is None:
+    if problem.unit.is_generic:
         if not name:
             raise Unsupported(f"the model cannot be trained privately as it is: {problem.why}")
         name = name.rpartition(".")[0]
-    elif problem.why.startswith("a parameter is used outside") or problem.why.startswith("its input has no batch"):
+    elif problem.unit.layer is not None and problem.why in (OUTSIDE, NO_BATCH):
         name = name.rpartition(".")[0]
     inside = f"{name}." if name else ""
     kept = [u for u in units if u.name != name and not u.name.startswith(inside)] if name else []

@@ -4,11 +4,18 @@ A unit is a module with a rule of its own (layers/), or, where there is none, a 
 parameters are expanded to one copy a row and its forward pass is mapped over the rows (torch.func.vmap; a loop where
 vmap cannot), so that ordinary autograd hands back one gradient a row. Generic is exact for any code that treats rows
 alike, only slower.
+
+What has no batch dimension is *spread*: given one, without a copy, so that every row has a gradient of its own. So a
+table of positions looked up with `arange(T)` keeps its rule, and so do the layers of a module that holds a parameter
+itself, if its shape begins with 1 (a class token). The code around must not mind the new dimension; the probe sees to
+that, and lets the parent run generically otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +24,6 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from clipwise.norms.kernel import Call, Kernel
 from clipwise.norms.layers import Layer, find_layer
 
 
@@ -30,19 +36,25 @@ class Unit:
     arg_dims: list[int | None] | None = None  # generic: the batch dimension of each tensor argument, None for none
     out_dims: list[int | None] | None = None
     use_loop: bool = False  # generic: vmap cannot, so loop
+    spread: bool = False  # a rule whose input has no batch dimension: its output is spread over the rows
+    own: tuple[
+        str, ...
+    ] = ()  # parameters of a module without a rule that are spread; its children are units themselves
+
+    def parameters(self) -> Iterable[nn.Parameter]:
+        """What this unit answers for."""
+        return [getattr(self.module, name) for name in self.own] if self.own else self.module.parameters()
+
+    @property
+    def is_generic(self) -> bool:
+        return self.layer is None and not self.own
 
 
-class PerExample(Kernel):
-    """The generic engine's kernel: b *is* the per-example gradient of the one parameter of the call."""
-
-    def direct(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> dict[str, Tensor]:  # noqa: ARG002
-        return {next(iter(call.params)): b}
+# Rules that map each place of their input alike, and tap their output last: these can be spread.
+SPREADABLE = (nn.Embedding, nn.Linear, nn.LayerNorm, nn.RMSNorm)
 
 
-PER_EXAMPLE = PerExample()
-
-
-def find_units(model: nn.Module, trainable: Collection[int]) -> list[Unit]:
+def find_units(model: nn.Module, trainable: Collection[int], *, spread: bool = True) -> list[Unit]:
     """The units that cover every trainable parameter (by id) of the model, outermost first."""
     units: list[Unit] = []
     seen: set[int] = set()
@@ -52,9 +64,13 @@ def find_units(model: nn.Module, trainable: Collection[int]) -> list[Unit]:
             return
         seen.add(id(module))
         found = find_layer(module)
-        if found is not None or any(id(p) in trainable for p in module._parameters.values()):
+        own = {key: p for key, p in module._parameters.items() if p is not None and id(p) in trainable}
+        may_spread = spread and all(p.dim() > 1 and p.shape[0] == 1 for p in own.values())
+        if found is not None or (own and not may_spread):
             units.append(Unit(name, module, found))
             return
+        if own:
+            units.append(Unit(name, module, None, own=tuple(own)))
         for child_name, child in module.named_children():
             visit(f"{name}.{child_name}" if name else child_name, child)
 
@@ -62,16 +78,41 @@ def find_units(model: nn.Module, trainable: Collection[int]) -> list[Unit]:
     return units
 
 
+def spread_shape(value: Tensor, rows: int) -> torch.Size:
+    """The shape with a row dimension: where it begins with 1, else before the others."""
+    rest = value.shape[1:] if value.dim() > 1 and value.shape[0] == 1 else value.shape
+    return torch.Size((rows, *rest))
+
+
+@contextmanager
+def swapped(modules: Iterable[nn.Module], make: Callable[[nn.Parameter], Tensor | None]) -> Iterator[None]:
+    """The modules' own parameters replaced for the length of a block, where `make` gives something for them."""
+    places = [(m, name, p) for m in modules for name, p in m._parameters.items() if p is not None]
+    try:
+        for m, name, p in places:
+            m._parameters[name] = p if (value := make(p)) is None else value  # type: ignore[assignment]
+        yield
+    finally:
+        for m, name, p in places:
+            m._parameters[name] = p
+
+
 def run_generic(
-    unit: Unit, expand: Callable[[nn.Parameter], Tensor], rows: int, original: Callable, args: tuple, kwargs: dict
+    unit: Unit,
+    expand: Callable[[nn.Parameter], Tensor | None],
+    rows: int,
+    original: Callable,
+    args: tuple,
+    kwargs: dict,
 ) -> Any:
     """The unit's forward pass, row by row, with parameters from `expand` (rows, *shape), so that each row has its
     own."""
     leaves, spec = tree_flatten((args, kwargs))
     dims = iter(unit.arg_dims or [])
     in_dims = [next(dims, None) if isinstance(leaf, Tensor) else None for leaf in leaves]
-    params = {name: expand(p) for name, p in unit.module.named_parameters() if p.requires_grad}
-    out_spec = None
+    copies = {name: expand(p) for name, p in unit.module.named_parameters()}
+    params = {name: copy for name, copy in copies.items() if copy is not None}
+    out_spec: Any = None
 
     def single(own: dict[str, Tensor], row: list[Any]) -> tuple[Tensor, ...]:
         nonlocal out_spec
@@ -105,7 +146,10 @@ def run_generic(
                 row[i] = x
             return single(own, row)
 
-        return list(vmap(mapped, in_dims=(0, [in_dims[i] for i in places]), randomness="different")(params, tensors))
+        with warnings.catch_warnings():  # the engine has said itself that this is slower
+            warnings.filterwarnings("ignore", "There is a performance drop")
+            each = vmap(mapped, in_dims=(0, [in_dims[i] for i in places]), randomness="different")
+            return list(each(params, tensors))
 
     if not unit.use_loop:
         try:

@@ -1,0 +1,269 @@
+"""Convolutions in one, two or three dimensions, with stride, dilation, groups and every kind of padding.
+
+For the patch a_p (kernel taps x channels) under output place p and the output gradient b_p there: g_i = sum_p b_p a_p^T. Three ways:
+
+- *direct*: the patches are laid out channels-last, so that a copy moves long runs, and one matrix product an example forms g_i;
+- *ghost*: ||g_i||^2 = sum_pq <a_p, a_q><b_p, b_q> (Li et al. 2021). The Gram matrix of the patches is a sum of shifted copies of the
+  Gram matrix of the *pixels*, and the shifts separate by dimension, so that no patch is formed: for small images, many channels;
+- *recompute*: g_i is formed for its norm alone and thrown away: for large images where storing g_i would need too much memory.
+
+Groups are rows: example i and group j make row (i, j) of a convolution without groups. Buffers are bounded by working on a few rows
+at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clipwise.norms.kernel import Call, Ghost, Kernel, Part, Way, scale_rows, sum_of_squares
+from clipwise.norms.layers.registry import Tap, layer
+from clipwise.types import Unsupported
+
+BUFFER_BYTES = 16 * 2**20  # patches or Gram matrices formed at a time
+
+
+class Geometry(NamedTuple):
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+
+def _spans(rows: int, bytes_per_row: int) -> Iterator[slice]:
+    step = max(1, BUFFER_BYTES // max(1, bytes_per_row))
+    for start in range(0, max(1, rows), step):
+        yield slice(start, start + step)
+
+
+def _by_group(t: Tensor, groups: int) -> Tensor:
+    """(rows, channels, ...) -> (rows * groups, channels / groups, ...)"""
+    return t if groups == 1 else t.reshape(t.shape[0] * groups, t.shape[1] // groups, *t.shape[2:])
+
+
+def _patches(x: Tensor, geo: Geometry, places: torch.Size) -> Tensor:
+    """(rows, places, taps * channels) for x (rows, channels, *size)."""
+    if prod(geo.kernel) == 1 and not any(geo.padding):
+        every = tuple(slice(None, None, s) for s in geo.stride)
+        return x[(slice(None), slice(None), *every)].flatten(2).mT
+    last = x.movedim(1, -1)
+    if any(geo.padding):
+        padded = [n + 2 * p for n, p in zip(x.shape[2:], geo.padding, strict=True)]
+        inside = tuple(slice(p, p + n) for n, p in zip(x.shape[2:], geo.padding, strict=True))
+        image = x.new_zeros(x.shape[0], *padded, x.shape[1])
+        image[(slice(None), *inside)] = last
+    else:
+        image = last.contiguous()
+    row, *steps, channel = image.stride()
+    by_place = [a * s for a, s in zip(steps, geo.stride, strict=True)]
+    by_tap = [a * d for a, d in zip(steps, geo.dilation, strict=True)]
+    view = image.as_strided((x.shape[0], *places, *geo.kernel, x.shape[1]), (row, *by_place, *by_tap, channel))
+    return view.reshape(x.shape[0], places.numel(), -1)
+
+
+def _gradients(x: Tensor, b: Tensor, geo: Geometry, out: Tensor | None = None) -> Tensor:
+    """(rows, out channels, taps * in channels of a group): the per-example gradients of the weight, channels last."""
+    a, flat = _patches(_by_group(x, geo.groups), geo, b.shape[2:]), _by_group(b, geo.groups).flatten(2)
+    if out is None:
+        return torch.bmm(flat, a).view(*b.shape[:2], -1)
+    torch.bmm(flat, a, out=_by_group(out, geo.groups))
+    return out
+
+
+def _patch_bytes(x: Tensor, b: Tensor, geo: Geometry) -> int:
+    return b.shape[2:].numel() * prod(geo.kernel) * x.shape[1] * x.element_size()
+
+
+def _patch_gram(x: Tensor, geo: Geometry, places: torch.Size) -> Tensor:
+    """(rows, places, places): inner products of the patches of x (rows, channels, *size), no patch being formed."""
+    rows, _, *size = x.shape
+    flat = x.flatten(2)
+    gram = torch.bmm(flat.mT, flat).view(rows, *size, *size)
+    for i, (taps, stride, padding, dilation) in enumerate(zip(*geo[:4], strict=True)):
+        here = (1 + i, 1 + len(size) + i)  # one dimension of the image: its place in the first and in the second pixel
+        total = gram.new_zeros([places[i] if d in here else n for d, n in enumerate(gram.shape)])
+        for tap in range(taps):
+            shift = tap * dilation - padding
+            first = max(0, -(shift // stride))  # the places whose pixel at this tap is inside the image
+            end = min(places[i], (size[i] - 1 - shift) // stride + 1)
+            if first < end:
+                pixels = slice(first * stride + shift, (end - 1) * stride + shift + 1, stride)
+                _both(total, here, slice(first, end)).add_(_both(gram, here, pixels))
+        gram = total
+    return gram.view(rows, places.numel(), places.numel())
+
+
+def _both(t: Tensor, dims: tuple[int, int], where: slice) -> Tensor:
+    return t[tuple(where if d in dims else slice(None) for d in range(t.dim()))]
+
+
+def _gram_squared_norms(x: Tensor, b: Tensor, geo: Geometry) -> Tensor:
+    """(rows,): squared norms of the weight's gradients. Safe where terms cancel, as kernel.gram_squared_norms."""
+    flat = _by_group(b, geo.groups).flatten(2)
+    gram_a = _patch_gram(_by_group(x, geo.groups), geo, b.shape[2:])
+    gram_b = torch.bmm(flat.mT, flat)
+    lengths = gram_a.diagonal(dim1=1, dim2=2) * gram_b.diagonal(dim1=1, dim2=2)
+    reach = lengths.clamp_min(0).sqrt().sum(1).square()
+    total = torch.bmm(gram_a.flatten(1).unsqueeze(1), gram_b.flatten(1).unsqueeze(2)).flatten()
+    squares = total.clamp_min(0) + 16 * torch.finfo(x.dtype).eps * reach
+    return squares.view(-1, geo.groups).sum(1)
+
+
+def _gram_bytes(x: Tensor, b: Tensor, geo: Geometry) -> int:
+    return geo.groups * (2 * x.shape[2:].numel() ** 2 + 2 * b.shape[2:].numel() ** 2) * x.element_size()
+
+
+def _as_weight(flat: Tensor, geo: Geometry) -> Tensor:
+    """(..., out channels, taps * channels) -> (..., out channels, channels, *taps), the shape of the parameter."""
+    return flat.unflatten(-1, (*geo.kernel, -1)).movedim(-1, -1 - len(geo.kernel))
+
+
+def _weighted_gradient(weights: Tensor, x: Tensor, b: Tensor, geo: Geometry) -> Tensor:
+    """sum_i weights_i g_i, as one ordinary weight gradient."""
+    rows, channels, places = b.shape[0], b.shape[1], b.shape[2:].numel()
+    if geo.groups > 1 or b.device.type != "cpu":
+        like = x.new_zeros(()).expand(channels, x.shape[1] // geo.groups, *geo.kernel)  # only its shape is read
+        lists = [list(option) for option in (geo.stride, geo.padding, geo.dilation)]
+        rest = (False, [0] * len(geo.kernel), geo.groups, [False, True, False])
+        return torch.ops.aten.convolution_backward(scale_rows(b, weights), x, like, None, *lists, *rest)[1]
+    # On CPUs one large product with the patches takes half the time, where images are small and channels many.
+    scaled = b.new_empty(channels, rows, places)
+    torch.mul(b.flatten(2).transpose(0, 1), weights.view(1, -1, 1), out=scaled)
+    total = b.new_zeros(channels, prod(geo.kernel) * x.shape[1])
+    for part in _spans(rows, _patch_bytes(x, b, geo)):
+        total.addmm_(scaled[:, part].flatten(1), _patches(x[part], geo, b.shape[2:]).flatten(0, 1))
+    return _as_weight(total, geo).contiguous()
+
+
+def _look(call: Call, saved: tuple[Tensor, ...], b: Tensor) -> tuple[Tensor, Tensor, Geometry]:
+    """Input, output gradient, geometry; all in the type of the parameters, which under autocast is not theirs."""
+    if not isinstance(call.config, Geometry):
+        raise TypeError("a convolution's call carries its Geometry")
+    dtype = next(iter(call.params.values())).dtype
+    return saved[0].to(dtype), b.to(dtype), call.config
+
+
+class ConvKernel(Kernel):
+    def _formed(self, call: Call, x: Tensor, b: Tensor, geo: Geometry) -> dict[str, Tensor]:
+        grads = {}
+        if "weight" in call.params:
+            grads["weight"] = b.new_empty(*b.shape[:2], prod(geo.kernel) * x.shape[1] // geo.groups)
+            for part in _spans(b.shape[0], _patch_bytes(x, b, geo)):
+                _gradients(x[part], b[part], geo, out=grads["weight"][part])
+        if "bias" in call.params:
+            grads["bias"] = b.flatten(2).sum(2)
+        return grads
+
+    def direct(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> dict[str, Tensor]:
+        x, b, geo = _look(call, saved, b)
+        grads = self._formed(call, x, b, geo)
+        return {role: _as_weight(g, geo) if role == "weight" else g for role, g in grads.items()}
+
+    def direct_part(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> Part:
+        """As kernel.Direct, but the gradients stay channels-last; only their sum is put in the parameter's order."""
+        x, b, geo = _look(call, saved, b)
+        grads = self._formed(call, x, b, geo)
+        roles = tuple(grads)
+
+        def finish(weights: Tensor, *formed: Tensor) -> dict[str, Tensor]:
+            sums = {}
+            for role, g in zip(roles, formed, strict=True):
+                total = (weights.to(g.dtype) @ g.flatten(1)).view(g.shape[1:])
+                sums[role] = _as_weight(total, geo).contiguous() if role == "weight" else total
+            return sums
+
+        return Ghost(sum_of_squares(*grads.values()), tuple(grads.values()), finish)
+
+    def ghost(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> Part:
+        x, b, geo = _look(call, saved, b)
+        spans = _spans(b.shape[0], _gram_bytes(x, b, geo))
+        squares = torch.cat([_gram_squared_norms(x[part], b[part], geo) for part in spans])
+        return self._measured(call, squares, x, b, geo)
+
+    def recompute(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> Part:
+        x, b, geo = _look(call, saved, b)
+        spans = _spans(b.shape[0], _patch_bytes(x, b, geo) + call.params["weight"].numel() * x.element_size())
+        squares = torch.cat([sum_of_squares(_gradients(x[part], b[part], geo)) for part in spans])
+        return self._measured(call, squares, x, b, geo)
+
+    def _measured(self, call: Call, squares: Tensor, x: Tensor, b: Tensor, geo: Geometry) -> Part:
+        """The part, once the squared norms of the weight's gradients are known."""
+        bias = [b.flatten(2).sum(2)] if "bias" in call.params else []
+        if bias:
+            squares = squares + sum_of_squares(*bias)
+
+        def finish(weights: Tensor, x: Tensor, b: Tensor, *bias: Tensor) -> dict[str, Tensor]:
+            weights = weights.to(b.dtype)
+            sums = {"weight": _weighted_gradient(weights, x, b, geo)}
+            if bias:
+                sums["bias"] = weights @ bias[0]
+            return sums
+
+        return Ghost(squares, (x, b, *bias), finish)
+
+    def candidates(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> dict[str, Way]:
+        direct: dict[str, Way] = {"direct": self.direct_part}
+        if "weight" not in call.params or not isinstance(call.config, Geometry):
+            return direct
+        pixels, places, size = saved[0].shape[2:].numel(), b.shape[2:].numel(), call.params["weight"].numel()
+        # In multiply-adds for an example; the factors, measured on a CPU, stand for passes over memory.
+        shifting = 16 * call.config.groups * sum(call.config.kernel) * pixels**2
+        gram = shifting + saved[0].shape[1] * pixels**2 + b.shape[1] * places**2
+        storing, forming = 32 * size, places * size
+        if gram > 4 * (storing + forming):
+            return direct | {"recompute": self.recompute}
+        ghost: dict[str, Way] = {"ghost": self.ghost}
+        if 4 * gram < storing:
+            return ghost  # so clear that forming the gradients even once, to time it, would waste memory
+        return ghost | direct if gram < storing else direct | ghost
+
+
+CONV = ConvKernel()
+
+Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
+FUNCTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+
+
+def _supports(module: Conv) -> bool:
+    own = type(module)._conv_forward  # a subclass may change the function here, and keep `forward`
+    known = own in (nn.Conv1d._conv_forward, nn.Conv2d._conv_forward, nn.Conv3d._conv_forward)
+    return known and module.weight.is_floating_point()
+
+
+def _each(value: int | Sequence[int], dims: int) -> tuple[int, ...]:
+    """One number a dimension: torch takes a single one too, if a user sets the attribute after construction."""
+    return tuple(value) if isinstance(value, Sequence) else (value,) * dims
+
+
+def _padded(module: Conv, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """x, and the zeros that the convolution itself puts on both sides of it. Other padding is done here, outside the tap."""
+    dims = len(module.kernel_size)
+    if module.padding_mode != "zeros":
+        return F.pad(x, module._reversed_padding_repeated_twice, mode=module.padding_mode), (0,) * dims
+    if isinstance(module.padding, str):
+        reach = [d * (k - 1) for d, k in zip(_each(module.dilation, dims), module.kernel_size, strict=True)]
+        total = reach if module.padding == "same" else [0] * dims
+        if any(t % 2 for t in total):  # an even kernel: one zero more on the far side
+            return F.pad(x, [n for t in reversed(total) for n in (t // 2, t - t // 2)]), (0,) * dims
+        return x, tuple(t // 2 for t in total)
+    return x, _each(module.padding, dims)
+
+
+@layer(nn.Conv1d, nn.Conv2d, nn.Conv3d, supports=_supports)
+def forward(module: Conv, tap: Tap, input: Tensor) -> Tensor:
+    dims = len(module.kernel_size)
+    if input.dim() != dims + 2:
+        raise Unsupported(
+            f"a convolution got an input of shape {tuple(input.shape)}, without a batch dimension; call it on a batch"
+        )
+    x, padding = _padded(module, input)
+    geo = Geometry(module.kernel_size, _each(module.stride, dims), padding, _each(module.dilation, dims), module.groups)
+    bias = None if module.bias is None else module.bias.detach()
+    out = FUNCTIONS[dims](x, module.weight.detach(), bias, *geo[1:])
+    return tap(out, CONV, {"weight": module.weight, "bias": module.bias}, (x,), geo, rows_dim=0)

@@ -1,0 +1,229 @@
+"""Embeddings and bags of embeddings.
+
+A row of T tokens with output gradients b_t has the gradient sum of b_t over the places where token v stands, at row v
+of the table: no more than T rows of it are not zero. So the tokens are sorted once by (token, example), and both
+answers are sums over runs of that order, by the forward kernel of `embedding_bag`:
+
+    ||g_i||^2      = sum over the distinct tokens of example i of |sum of b_t at this token|^2
+    sum_i w_i g_i  = for each token, the sum of w_i b_t over all its places
+
+which is faster than autograd's own dense gradient. Only tokens that an example repeats need be summed for the norms.
+In a bag (a sum or mean over the tokens) every place has the same gradient up to a factor s_t: b_t = s_t b_i. Then
+
+    ||g_i||^2      = |b_i|^2 * sum over distinct tokens of (sum of s_t)^2
+
+and b is never spread over the places. A plain Embedding whose output is summed over the tokens is such a bag too: its
+gradient arrives as an expanded tensor, of stride zero; and so is one whose output is averaged, though autograd then
+writes the copies out.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clipwise.norms.kernel import Call, Ghost, Kernel, Part, Way, scale_rows, sum_of_squares
+from clipwise.norms.layers.registry import Tap, layer
+from clipwise.types import Unsupported
+
+
+class _Places(NamedTuple):
+    """The places of a batch of tokens (rows, T), without padding, sorted by token, then by example."""
+
+    place: Tensor  # (n,) in the flattened (rows * T)
+    row: Tensor  # (n,) the example it belongs to
+    begins: Tensor  # (n,) bool: the first place of its (token, example)
+    starts: Tensor  # (tokens in the table,) where each token's places begin
+
+
+class Config(NamedTuple):
+    padding: int | None
+    mode: str = "sum"  # of a bag
+
+
+def _config(call: Call) -> Config:
+    assert isinstance(call.config, Config)
+    return call.config
+
+
+def _sorted_places(tokens: Tensor, size: int, padding: int | None) -> _Places:
+    rows, length = tokens.shape
+    # Radix sort takes half the time on 32 bits.
+    small = torch.int32 if size * rows < 2**31 else torch.int64
+    key = (tokens.to(small) * rows + torch.arange(rows, dtype=small, device=tokens.device).unsqueeze(1)).flatten()
+    flat, kept = tokens.flatten(), None
+    if padding is not None:
+        kept = (flat != padding).nonzero().squeeze(1)
+        key, flat = key[kept], flat[kept]
+    key, order = key.sort(stable=True)
+    place = order if kept is None else kept[order]
+    begins = torch.ones_like(key, dtype=torch.bool)
+    torch.ne(key[1:], key[:-1], out=begins[1:])
+    counts = torch.bincount(flat, minlength=size)
+    row = torch.div(place, length, rounding_mode="floor")
+    return _Places(place, row, begins, counts.cumsum(0) - counts)
+
+
+def _sums(source: Tensor, index: Tensor, starts: Tensor, factors: Tensor | None = None) -> Tensor:
+    """Sums of source[index] * factors over index[starts[k] : starts[k + 1]], one row each."""
+    factors = None if factors is None else factors.to(source.dtype)
+    return F.embedding_bag(index, source, starts, mode="sum", per_sample_weights=factors)
+
+
+def _squares(t: Tensor) -> Tensor:
+    return sum_of_squares(t) if len(t) else t.new_zeros(0)
+
+
+class EmbeddingKernel(Kernel):
+    """saved: tokens (rows, ...)."""
+
+    def direct(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> dict[str, Tensor]:
+        tokens = saved[0].flatten(1) if saved[0].dim() > 1 else saved[0].unsqueeze(1)
+        return _dense(call, tokens, _config(call).padding, b.reshape(*tokens.shape, b.shape[-1]))
+
+    def candidates(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> dict[str, Way]:  # noqa: ARG002
+        return {"sorted": self.sorted}
+
+    def sorted(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> Part:
+        rows = b.shape[0]
+        tokens = saved[0].reshape(rows, -1)
+        places = _sorted_places(tokens, call.params["weight"].shape[0], _config(call).padding)
+        if b.dim() > 2 and _same_at_all_places(b):
+            while b.dim() > 2:
+                b = b.select(1, 0)
+            return _bag(b.clone(), None, places)  # a copy, so that the large tensor can go
+        return _apart(b.reshape(rows, -1, b.shape[-1]), places)
+
+
+def _same_at_all_places(b: Tensor) -> bool:
+    """Whether b (rows, ..., d) is constant over what lies between: by its strides, or, after a mean, by its values."""
+    between = list(zip(b.shape[1:-1], b.stride()[1:-1], strict=True))
+    if all(size == 1 or stride == 0 for size, stride in between):
+        return True
+    if b.dim() > 3 or not torch.equal(b[:, 0], b[:, -1]):  # most gradients stop here
+        return False
+    return torch.equal(b, b[:, :1].expand_as(b))
+
+
+class BagKernel(Kernel):
+    """saved: tokens (rows, T) and, if given, a factor for each place (rows, T)."""
+
+    def _parts(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        padding, mode = _config(call)
+        tokens = saved[0]
+        if mode == "mean":
+            count = tokens.shape[1] if padding is None else (tokens != padding).sum(1, keepdim=True).clamp_min(1)
+            b = b / count
+        return tokens, saved[1] if len(saved) > 1 else None, b
+
+    def direct(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> dict[str, Tensor]:
+        tokens, factors, b = self._parts(call, saved, b)
+        spread = b.unsqueeze(1).expand(*tokens.shape, b.shape[-1])
+        return _dense(call, tokens, _config(call).padding, spread if factors is None else spread * factors.unsqueeze(2))
+
+    def candidates(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> dict[str, Way]:  # noqa: ARG002
+        return {"sorted": self.sorted}
+
+    def sorted(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> Part:
+        tokens, factors, b = self._parts(call, saved, b)
+        places = _sorted_places(tokens, call.params["weight"].shape[0], _config(call).padding)
+        return _bag(b, factors, places)
+
+
+def _dense(call: Call, tokens: Tensor, padding: int | None, b: Tensor) -> dict[str, Tensor]:
+    """(rows, table): for tables that are tied to another layer."""
+    size, width = call.params["weight"].shape
+    rows = tokens.shape[0]
+    if padding is not None:
+        b = b.masked_fill(tokens.eq(padding).unsqueeze(2), 0)
+    shifted = tokens + size * torch.arange(rows, device=tokens.device).unsqueeze(1)
+    g = torch.ops.aten.embedding_dense_backward(b, shifted, rows * size, -1, False)
+    return {"weight": g.view(rows, size, width)}
+
+
+def _apart(b: Tensor, places: _Places) -> Part:
+    """A gradient of its own at each place: b (rows, T, d)."""
+    flat = b.flatten(0, 1)
+    place, row, begins, starts = places
+    ends = torch.ones_like(begins)
+    ends[:-1] = begins[1:]
+    alone = begins & ends
+    squares = flat.new_zeros(b.shape[0]).index_add_(0, row[alone], _squares(flat)[place[alone]])
+    again = (~alone).nonzero().squeeze(1)
+    if len(again):
+        first = begins[again].nonzero().squeeze(1)
+        squares.index_add_(0, row[again][first], _squares(_sums(flat, place[again], first)))
+    return Ghost(squares, (b,), lambda w, b: {"weight": _sums(b.flatten(0, 1), place, starts, w[row])})
+
+
+def _bag(b: Tensor, factors: Tensor | None, places: _Places) -> Part:
+    """The gradient b (rows, d), times a factor (rows, T), at each place."""
+    place, row, begins, starts = places
+    first = begins.nonzero().squeeze(1)
+    if factors is None:
+        each = torch.diff(first, append=first.new_tensor([len(begins)])).to(b.dtype)
+    else:
+        run = begins.cumsum(0) - 1
+        each = b.new_zeros(len(first)).index_add_(0, run, factors.to(b.dtype).flatten()[place])
+    squares = sum_of_squares(b) * b.new_zeros(b.shape[0]).index_add_(0, row[first], each.square())
+
+    def finish(w: Tensor, b: Tensor, *factors: Tensor) -> dict[str, Tensor]:
+        per_place = factors[0].flatten()[place] if factors else None
+        return {"weight": _sums(scale_rows(b, w).contiguous(), row, starts, per_place)}
+
+    return Ghost(squares, (b,) if factors is None else (b, factors), finish)
+
+
+EMBEDDING, BAG = EmbeddingKernel(), BagKernel()
+
+
+def _supported(module: nn.Embedding | nn.EmbeddingBag) -> bool:
+    kind = type(module).__name__
+    if module.max_norm is not None:
+        raise Unsupported(
+            f"{kind}(max_norm={module.max_norm}) rescales the rows that private data looks up, without noise; "
+            "make it without max_norm"
+        )
+    if module.scale_grad_by_freq:
+        raise Unsupported(
+            f"{kind}(scale_grad_by_freq=True) divides gradients by counts over the whole batch, so that one example "
+            "changes another's gradient; make it without scale_grad_by_freq"
+        )
+    return True  # sparse=True asks for a sparse gradient, but noise fills every row: ours is dense
+
+
+def _bag_supported(module: nn.EmbeddingBag) -> bool:
+    return _supported(module) and module.mode in ("sum", "mean")
+
+
+@layer(nn.Embedding, supports=_supported)
+def embedding(module: nn.Embedding, tap: Tap, input: Tensor) -> Tensor:
+    out = F.embedding(input, module.weight.detach())
+    return tap(out, EMBEDDING, {"weight": module.weight}, (input,), Config(module.padding_idx))
+
+
+@layer(nn.EmbeddingBag, supports=_bag_supported)
+def embedding_bag(
+    module: nn.EmbeddingBag,
+    tap: Tap,
+    input: Tensor,
+    offsets: Tensor | None = None,
+    per_sample_weights: Tensor | None = None,
+) -> Tensor:
+    if input.dim() != 2 or offsets is not None:
+        raise Unsupported(
+            "EmbeddingBag with one long list of tokens and offsets: which token belongs to which example cannot be "
+            "followed. Give it a 2-D input (rows, length), padded with its padding_idx"
+        )
+    out = F.embedding_bag(
+        input,
+        module.weight.detach(),
+        mode=module.mode,
+        per_sample_weights=per_sample_weights,
+        padding_idx=module.padding_idx,
+    )
+    saved = (input,) if per_sample_weights is None else (input, per_sample_weights)
+    return tap(out, BAG, {"weight": module.weight}, saved, Config(module.padding_idx, module.mode))

@@ -1,0 +1,189 @@
+"""Embeddings and bags against the loop, on shapes made by hypothesis."""
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from clipwise.norms import Bookkeeping
+from clipwise.norms.kernel import Call
+from clipwise.norms.layers.embedding import BAG, EMBEDDING, Config
+from clipwise.norms.loop import assert_agrees
+from clipwise.types import Unsupported
+
+
+class Then(nn.Module):
+    """`first`, then `after` as a function of its output, then a linear layer."""
+
+    def __init__(self, first, after, width, time_first=False):
+        super().__init__()
+        self.first, self.after, self.head, self.time_first = first, after, nn.Linear(width, 2), time_first
+
+    def forward(self, *inputs):
+        if self.time_first:
+            inputs = tuple(x.transpose(0, 1) for x in inputs)
+        return self.head(self.after(self.first(*inputs)))
+
+
+AFTER = {
+    "apart": lambda x: x,
+    "in place": lambda x: x.relu_(),
+    "mean": lambda x: x.mean(1),
+    "same at both ends": lambda x: (x * (torch.arange(x.shape[1]) % max(1, x.shape[1] - 1)).unsqueeze(1)).sum(1),
+    "sum": lambda x: x.sum(1),  # its gradient is an expanded tensor: the bag inside an embedding
+}
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.integers(1, 5),
+    middle=st.lists(st.integers(1, 5), max_size=2),
+    tokens=st.integers(2, 6),
+    width=st.integers(1, 4),
+    padding=st.sampled_from([None, 0, 1]),
+    after=st.sampled_from(sorted(AFTER)),
+    seed=st.integers(0, 99),
+)
+@example(rows=3, middle=[4], tokens=6, width=4, padding=None, after="same at both ends", seed=0)
+def test_embedding(rows, middle, tokens, width, padding, after, seed):
+    torch.manual_seed(seed)
+    if after in ("mean", "sum", "same at both ends"):
+        middle = [*middle, 3][:1]
+    model = Then(nn.Embedding(tokens, width, padding_idx=padding), AFTER[after], width)
+    assert_agrees(model, (torch.randint(0, tokens, (rows, *middle)),))
+
+
+def test_all_middle_dimensions_summed_away():
+    model = Then(nn.Embedding(5, 3), lambda x: x.sum((1, 2)), 3)
+    assert_agrees(model, (torch.randint(0, 5, (4, 3, 6)),))
+
+
+@settings(max_examples=10, deadline=None)
+@given(rows=st.integers(1, 4), length=st.integers(1, 5), whole=st.booleans())
+def test_time_first(rows, length, whole):
+    after = (lambda x: x.sum(0)) if whole else (lambda x: x.transpose(0, 1))
+    model = Then(nn.Embedding(4, 3), after, 3, time_first=True)
+    assert_agrees(model, (torch.randint(0, 4, (rows, length)),))
+
+
+def test_32_bit_tokens_and_sparse_flag():
+    model = Then(nn.Embedding(5, 3, sparse=True), AFTER["mean"], 3)
+    model.first.sparse = False  # the reference loop cannot add sparse gradients; ours ignores the flag
+    tokens = torch.randint(0, 5, (4, 6), dtype=torch.int32)
+    assert_agrees(model, (tokens,))
+
+
+class Twice(nn.Module):
+    """A table used for two inputs and, transposed, as the output layer: three uses of one parameter."""
+
+    def __init__(self, padding):
+        super().__init__()
+        self.table = nn.Embedding(6, 4, padding_idx=padding)
+        self.out = nn.Linear(4, 6, bias=False)
+        self.out.weight = self.table.weight
+
+    def forward(self, a, b):
+        return self.out(torch.tanh(self.table(a).sum(1) * self.table(b).mean(1)))
+
+
+@pytest.mark.parametrize("padding", [None, 2])
+def test_tied_and_called_twice(padding):
+    torch.manual_seed(0)
+    assert_agrees(Twice(padding), (torch.randint(0, 6, (4, 5)), torch.randint(0, 6, (4, 3))))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.integers(1, 5),
+    length=st.integers(1, 6),
+    tokens=st.integers(2, 6),
+    width=st.integers(1, 4),
+    mode=st.sampled_from(["sum", "mean"]),
+    padding=st.sampled_from([None, 1]),
+    weighted=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_bag(rows, length, tokens, width, mode, padding, weighted, seed):
+    torch.manual_seed(seed)
+    weighted = weighted and mode == "sum"
+    bag = nn.EmbeddingBag(tokens, width, mode=mode, padding_idx=padding)
+    first = WeightedBag(bag) if weighted else bag
+    inputs = (torch.randint(0, tokens, (rows, length)),) + ((torch.randn(rows, length),) if weighted else ())
+    assert_agrees(Then(first, AFTER["in place"], width), inputs)
+
+
+class WeightedBag(nn.Module):
+    """The weights are trained too: their gradient must pass the bag."""
+
+    def __init__(self, bag):
+        super().__init__()
+        self.bag, self.scale = bag, nn.Linear(1, 1)
+
+    def forward(self, tokens, weights):
+        return self.bag(tokens, per_sample_weights=self.scale(weights.unsqueeze(2)).squeeze(2))
+
+
+def test_a_bag_twice_is_added_before_the_norm():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bag, self.head = nn.EmbeddingBag(5, 3, mode="mean", padding_idx=0), nn.Linear(3, 2)
+
+        def forward(self, a, b):
+            return self.head(torch.tanh(self.bag(a)) * self.bag(b))
+
+    torch.manual_seed(0)
+    assert_agrees(Model(), (torch.randint(0, 5, (4, 5)), torch.randint(0, 5, (4, 3))))
+
+
+def test_max_mode_is_generic():
+    torch.manual_seed(0)
+    model = Then(nn.EmbeddingBag(5, 3, mode="max"), AFTER["apart"], 3)
+    assert_agrees(model, (torch.randint(0, 5, (4, 6)),), allow_generic=True)
+
+
+@pytest.mark.parametrize("kernel", [EMBEDDING, BAG])
+@pytest.mark.parametrize("shape", [(3, 4), (3, 1)])
+def test_a_row_with_nan_stays_alone(kernel, shape):
+    """NaN in one row's gradient must reach that row's norm, and nothing once it is dropped."""
+    torch.manual_seed(0)
+    table = nn.Parameter(torch.zeros(5, 2))
+    tokens = torch.randint(0, 5, shape)
+    call = Call(kernel, {"weight": table}, Config(None))
+    saved = (tokens,) if kernel is EMBEDDING else (tokens, torch.rand(shape))
+    b = torch.randn(*shape, 2) if kernel is EMBEDDING else torch.randn(3, 2)
+    b[1] = torch.nan
+    part = kernel.sorted(call, saved, b)
+    assert part.squared_norms.isnan().tolist() == [False, True, False]
+    part.drop_rows(part.squared_norms.isnan())
+    got = part.weighted_sum(torch.tensor([1.0, 0.0, 2.0]))["weight"]
+    want = kernel.direct(call, saved, b)["weight"]
+    torch.testing.assert_close(got, want[0] + 2 * want[2])
+
+
+def test_nan_in_the_weights_of_a_bag_stays_alone():
+    table = nn.Parameter(torch.zeros(5, 2))
+    factors = torch.tensor([[1.0, 2.0], [torch.nan, 1.0]])
+    call = Call(BAG, {"weight": table}, Config(None))
+    part = BAG.sorted(call, (torch.tensor([[0, 1], [1, 1]]), factors), torch.ones(2, 2))
+    assert part.squared_norms.isnan().tolist() == [False, True]
+    part.drop_rows(part.squared_norms.isnan())
+    assert part.weighted_sum(torch.tensor([1.0, 0.0]))["weight"].sum(1).tolist() == [2, 4, 0, 0, 0]
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+@pytest.mark.parametrize("option", [{"max_norm": 1.0}, {"scale_grad_by_freq": True}])
+def test_refused_options(kind, option):
+    model = nn.Sequential(kind(5, 3, **option))
+    with pytest.raises(Unsupported, match=next(iter(option))):
+        Bookkeeping(model, dict(model.named_parameters()), loss_reduction="sum")
+
+
+def test_offsets_are_refused_with_a_remedy():
+    model = Then(nn.EmbeddingBag(5, 3), AFTER["apart"], 3)
+    engine = Bookkeeping(model, dict(model.named_parameters()), loss_reduction="sum")
+    engine.install()
+    engine.open(3)
+    with pytest.raises(Unsupported, match="padding_idx"):
+        model(torch.randint(0, 5, (7,)), torch.tensor([0, 2, 4]))
