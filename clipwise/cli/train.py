@@ -159,8 +159,12 @@ def _range(text: str) -> tuple[str, list[float]]:
 
 
 def _fit(settings: TrainConfig, dataset: DataSet, network: nn.Module, folder: RunFolder, *, quiet: bool) -> Fit:
+    from clipwise.clipping import METHODS
     from clipwise.train import fit
 
+    options, groups = settings.method_options, None
+    if METHODS[settings.method].needs_groups:  # the groups of a classification data set are its classes
+        options, groups = {"number_of_groups": dataset.classes, **options}, _target
     lines: list[dict[str, Any]] = []
     console = output.messages()
     with _notices_on(console), _progress(console, quiet) as progress:
@@ -186,7 +190,8 @@ def _fit(settings: TrainConfig, dataset: DataSet, network: nn.Module, folder: Ru
             epochs=int(settings.epochs or 0),
             expected_batch_size=int(settings.batch or 0),
             method=settings.method,
-            method_options=settings.method_options,
+            method_options=options,
+            groups=groups,
             optimizer=settings.make_optimizer,
             test=dataset.test,
             seed=settings.seed,
@@ -196,6 +201,10 @@ def _fit(settings: TrainConfig, dataset: DataSet, network: nn.Module, folder: Ru
             on_epoch=on_epoch,
             on_step=on_step,
         )
+
+
+def _target(batch: Any) -> Any:
+    return batch[1]
 
 
 def _write(settings: TrainConfig, dataset: DataSet, fit: Fit, folder: RunFolder) -> dict[str, Any]:

@@ -53,7 +53,9 @@ class Method:
     summary: ClassVar[str]
     reference: ClassVar[str]
     sound: ClassVar[bool] = True
-    needs_groups: ClassVar[bool] = False  # whether `decide` wants the group of each record
+    needs_groups: ClassVar[bool] = (
+        False  # `decide` wants the group of each record; then `number_of_groups` is an option
+    )
 
     def side_queries(self, context: Context) -> tuple[SideQuery, ...]:  # noqa: ARG002
         return ()
