@@ -54,10 +54,13 @@ def bench(
                 console.print(f"{share:4.0%} {what}", markup=False, highlight=False)
             last = what
 
-        comparison = compare(chosen, methods, effort, show)
+        def write(comparison: Comparison) -> None:
+            if markdown is not None:
+                markdown.write_text(report.markdown(comparison, _command()), encoding="utf-8")
+
+        comparison = compare(chosen, methods, effort, show, write)
     comparison.notices += notices
-    if markdown is not None:
-        markdown.write_text(report.markdown(comparison, _command()), encoding="utf-8")
+    write(comparison)
     if as_json:
         output.print_json(dataclasses.asdict(comparison))
     else:

@@ -1,0 +1,198 @@
+"""Runs a comparison: one timing process a model with all methods in it, then one memory process for each method."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from clipwise import __version__, validate
+from clipwise.bench import worker
+from clipwise.bench.peers import FAMILIES, METHODS
+from clipwise.bench.workloads import Workload
+
+OURS = "clipwise"
+TESTED_OPACUS = "1.6.0"
+BUSY = 0.1  # of the processors taken by others: above it, figures deserve a warning
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure. Without `rounds`, as many rounds as fit into `seconds` a model."""
+
+    rounds: int | None = None
+    seconds: float = 20.0
+    most: int = 25
+    least: int = 4
+
+
+QUICK = Effort(seconds=4.0, most=9, least=3)
+
+
+@dataclass
+class Comparison:
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=dict)
+    notices: list[str] = field(default_factory=list)
+
+
+Progress = Callable[[str, float], None]  # what runs now, share of the whole that is done
+
+
+def methods_against(against: Iterable[str]) -> tuple[list[str], list[str]]:
+    """The methods to run, the plain step always first, and a notice for each that cannot be."""
+    asked = dict.fromkeys(validate.choice("against", name, FAMILIES) for name in against)
+    notices = []
+    if "opacus" in asked and importlib.util.find_spec("opacus") is None:
+        del asked["opacus"]
+        notices.append(
+            "Opacus is not installed: only the plain step is compared. pip install 'clipwise[bench]' brings it."
+        )
+    elif "opacus" in asked and (found := importlib.metadata.version("opacus")) != TESTED_OPACUS:
+        notices.append(f"Opacus {found} is installed; the comparison was written for {TESTED_OPACUS}.")
+    peers = [method for name in asked for method in FAMILIES[name] if method != "plain"]
+    return ["plain", OURS, *peers], notices
+
+
+def compare(
+    workloads: Sequence[Workload],
+    methods: Sequence[str],
+    effort: Effort,
+    progress: Progress,
+    on_model: Callable[[Comparison], None] | None = None,
+) -> Comparison:
+    """All rows. `on_model` gets what there is after each model, so that a long run that is broken off leaves something."""
+    comparison = Comparison(versions=_versions(methods), machine=_machine())
+    turns = 1 + len(methods)
+    for i, workload in enumerate(workloads):
+
+        def share(turn: float, i: int = i) -> float:
+            return (i + turn / turns) / len(workloads)
+
+        def timing(part: float, name: str = workload.name, share: Callable[[float], float] = share) -> None:
+            progress(f"{name}: time", share(part))
+
+        timing(0)
+        results = _timed(workload, methods, effort, timing)
+        for turn, method in enumerate(methods, 1):
+            progress(f"{workload.name}: memory of {method}", share(turn))
+            if "failed" not in results[method]:
+                results[method].update(_memory(workload, method))
+        comparison.rows += _rows(workload, results)
+        others = results[OURS].get("others")
+        if others is not None and others > BUSY:
+            comparison.notices.append(
+                f"{workload.name}: other processes took {others:.0%} of the processors while it was timed; "
+                "run again on a quiet machine before trusting its times."
+            )
+        if on_model:
+            on_model(comparison)
+    progress("done", 1.0)
+    return comparison
+
+
+def _timed(
+    workload: Workload, methods: Sequence[str], effort: Effort, progress: Callable[[float], None]
+) -> dict[str, dict[str, Any]]:
+    """Figures for each method. Should a peer take the whole process down (out of memory), ours is timed without the
+    peers."""
+    spec = {"task": "time", "model": workload.name, **vars(effort)}
+    own = [m for m in methods if m in ("plain", OURS)]
+    try:
+        return _work({**spec, "methods": list(methods)}, worker.TIMING_MALLOC, progress)
+    except WorkerDied as death:
+        failed: dict[str, dict[str, Any]] = {m: {"failed": str(death)} for m in methods}
+        if len(own) == len(methods):
+            return failed
+    try:
+        return {**failed, **_work({**spec, "methods": own}, worker.TIMING_MALLOC, progress)}
+    except WorkerDied as death:
+        return {**failed, **{m: {"failed": str(death)} for m in own}}
+
+
+def _memory(workload: Workload, method: str) -> dict[str, Any]:
+    try:
+        return _work({"task": "memory", "model": workload.name, "method": method}, worker.MEMORY_MALLOC)
+    except WorkerDied as death:
+        return {"memory_failed": str(death)}
+
+
+class WorkerDied(Exception):
+    """A worker ended without a result."""
+
+
+def _work(
+    spec: Mapping[str, Any], environment: Mapping[str, str], progress: Callable[[float], None] | None = None
+) -> Any:
+    command = [sys.executable, "-m", "clipwise.bench.worker", json.dumps(spec)]
+    result = None
+    with tempfile.TemporaryFile("w+") as errors:
+        child = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env={**os.environ, **environment}
+        )
+        try:
+            for text in child.stdout or ():
+                line = json.loads(text)
+                result = line.get("result", result)
+                if progress and "total" in line:
+                    progress(line["done"] / line["total"])
+            code = child.wait()
+        finally:
+            child.kill()
+            child.wait()
+        if code == 0 and result is not None:
+            return result
+        errors.seek(0)
+        lines = errors.read().strip().splitlines()
+    raise WorkerDied(f"the process ended with code {code}: {lines[-1] if lines else 'no message'}"[:200])
+
+
+def _rows(workload: Workload, results: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One row a method; ratios are None where a figure is missing, and the row says why."""
+    rows = []
+    base = results["plain"].get("memory_mb")
+    for method, figures in results.items():
+        row = {"model": workload.name, "method": method, "time_ratio": None, "memory_ratio": None, **figures}
+        if base and figures.get("memory_mb") is not None:
+            row["memory_ratio"] = figures["memory_mb"] / base
+            row["later_memory_ratio"] = figures["later_memory_mb"] / results["plain"]["later_memory_mb"]
+        rows.append(row)
+    ours = next(row for row in rows if row["method"] == OURS)
+    peers = [row["time_ratio"] for row in rows if METHODS.get(row["method"]) and row["method"] not in ("plain", OURS)]
+    rivals = [ratio for ratio in peers if ratio is not None]
+    ours["time_target"], ours["memory_target"] = workload.time_target, workload.memory_target
+    ours["time_met"] = _met(ours["time_ratio"], workload.time_target)
+    ours["memory_met"] = _met(ours["memory_ratio"], workload.memory_target)
+    ours["faster_than_peers"] = ours["time_ratio"] < min(rivals) if rivals and ours["time_ratio"] is not None else None
+    return rows
+
+
+def _met(value: float | None, target: float | None) -> bool | None:
+    return None if value is None or target is None else value <= target
+
+
+def _versions(methods: Sequence[str]) -> dict[str, str]:
+    versions = {"clipwise": __version__, "python": platform.python_version()}
+    names = ["torch", "cryptography", *(["opacus"] if any(m.startswith("opacus") for m in methods) else [])]
+    return {**versions, **{name: importlib.metadata.version(name) for name in names}}
+
+
+def _machine() -> dict[str, Any]:
+    import torch
+
+    cpu = platform.processor() or platform.machine()
+    try:
+        with open("/proc/cpuinfo") as lines:
+            cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
+    except OSError:
+        pass
+    return {"cpu": cpu, "cores": os.cpu_count(), "threads": torch.get_num_threads(), "system": platform.system()}

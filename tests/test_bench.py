@@ -1,0 +1,261 @@
+"""What `clipwise bench` times is a real private step, and its figures are what they say."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy import stats
+from typer.testing import CliRunner
+
+from clipwise.bench import compare, memory, peers, report, worker, workloads
+from clipwise.bench.compare import Effort
+from clipwise.bench.timing import Others, Times, time_interleaved
+from clipwise.cli import app
+
+TINY = workloads.WORKLOADS["tiny-b32"]
+
+
+def run(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_json_has_a_row_for_each_method_with_positive_ratios(tmp_path):
+    page = tmp_path / "bench.md"
+    words = ["--against", "plain", "--models", "tiny-b32", "--rounds", 3, "--json", "--markdown", page]
+    done = run("bench", *words)
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.stdout)
+    rows = {row["method"]: row for row in result["rows"]}
+    assert list(rows) == ["plain", "clipwise"]
+    for row in rows.values():
+        assert row["model"] == "tiny-b32"
+        assert row["time_ratio"] > 0
+        assert row["memory_ratio"] is None or row["memory_ratio"] >= 0  # a tiny step may fit into memory that was there
+        assert row["time_ms"] > 0
+        assert row["first_step_ms"] > 0
+        assert row["peak_rss_mb"] > row["memory_mb"] >= 0
+        assert row["rounds"] == 3
+    assert rows["plain"]["time_ratio"] == 1
+    assert rows["clipwise"]["ledger_steps"] == rows["clipwise"]["steps"] == 3 + 3
+    assert result["versions"]["torch"] == torch.__version__
+    assert "step time / plain" in page.read_text().lower()
+    assert "clipwise" in page.read_text()
+
+
+def clipped_sum(model, x, y, threshold):
+    """By a loop over single examples."""
+    total = [torch.zeros_like(p) for p in model.parameters()]
+    for i in range(len(x)):
+        grads = torch.autograd.grad(F.cross_entropy(model(x[i : i + 1]), y[i : i + 1]), list(model.parameters()))
+        norm = math.sqrt(sum(float(g.square().sum()) for g in grads))
+        total = [t + g * min(1.0, threshold / norm) for t, g in zip(total, grads, strict=True)]
+    return total
+
+
+def test_what_is_timed_clips_adds_noise_moves_the_weights_and_is_charged():
+    peer, steps, residuals = peers.Clipwise(TINY), 6, []
+    twin = TINY.model()
+    try:
+        for _ in range(steps):
+            before = [p.detach().clone() for p in peer.model.parameters()]
+            twin.load_state_dict(peer.model.state_dict())
+            truth = clipped_sum(twin, *TINY.batch(), peers.THRESHOLD)
+            peer.prepare()
+            assert peer.batch[0].shape[0] == TINY.rows
+            peer.step()
+            released = [p.grad * TINY.rows for p in peer.model.parameters()]
+            residuals += [(r - t).flatten() for r, t in zip(released, truth, strict=True)]
+            assert all((p != b).any() for p, b in zip(peer.model.parameters(), before, strict=True))
+            peer.tidy()
+        noise = torch.cat(residuals).double().numpy() / (peers.NOISE_MULTIPLIER * peers.THRESHOLD)
+        low, high = stats.chi2(len(noise)).ppf([1e-6, 1 - 1e-6])
+        assert low < (noise**2).sum() < high
+        assert not low < ((0.9 * noise) ** 2).sum() < high  # the test would see a tenth less
+        assert peer.facts() == {"steps": steps, "ledger_steps": steps}
+        lines = [json.loads(line) for line in Path(peer._folder.name, "ledger.jsonl").read_text().splitlines()]
+        assert sum(line["kind"] == "step" for line in lines) == steps
+    finally:
+        peer.close()
+
+
+def test_every_method_starts_from_the_same_weights_and_batch():
+    for workload in workloads.WORKLOADS.values():
+        if workload.name.startswith("resnet"):
+            continue  # large, and built by the same code
+        one, two = workload.model().state_dict(), workload.model().state_dict()
+        assert all(torch.equal(one[k], two[k]) for k in one)
+        assert all(torch.equal(a, b) for a, b in zip(workload.batch(), workload.batch(), strict=True))
+        assert workload.batch()[0].shape[0] == workload.rows == int(workload.name.rpartition("-b")[2])
+
+
+def test_ratios_are_paired():
+    """A machine that is ten times slower in one round changes neither side's figure."""
+    times = Times(first={"a": 9.0}, rounds={"plain": [1.0, 10.0, 1.0], "a": [2.0, 20.0, 3.0]})
+    summary = times.summary("a")
+    assert summary["time_ratio"] == 2.0
+    assert summary["time_ratio_quartiles"] == [2.0, 2.5]
+    assert (summary["time_ms"], summary["first_step_ms"]) == (3000.0, 9000.0)
+
+
+class Recorder:
+    def __init__(self, name, log, fail_at=None):
+        self.name, self.log, self.fail_at, self.count = name, log, fail_at, 0
+
+    def prepare(self): ...
+
+    def step(self):
+        self.count += 1
+        self.log.append(self.name)
+        if self.count == self.fail_at:
+            raise ValueError("no such\nkernel")
+
+    def tidy(self): ...
+
+
+def test_rounds_interleave_and_the_order_turns():
+    log = []
+    makers = {name: lambda name=name: Recorder(name, log) for name in ("plain", "b", "c")}
+    times, _ = time_interleaved(makers, rounds=3, seconds=60, most=0, least=0)
+    assert log[:9] == ["plain", "b", "c"] * 3  # warm-up
+    assert log[9:] == ["plain", "b", "c", "b", "c", "plain", "c", "plain", "b"]
+    assert all(len(values) == 3 for values in times.rounds.values())
+
+
+@pytest.mark.parametrize("fail_at", [1, 2, 5])
+def test_a_method_that_fails_at_any_time_has_a_reason_and_stops_no_other(fail_at):
+    makers = {"plain": lambda: Recorder("plain", []), "bad": lambda: Recorder("bad", [], fail_at)}
+    times, alive = time_interleaved(makers, rounds=4, seconds=0, most=0, least=0)
+    assert times.summary("bad") == {"failed": "ValueError: no such kernel"}
+    assert times.summary("plain")["rounds"] == 4
+    assert list(alive) == ["plain"]
+
+
+def test_a_failed_peer_is_a_row_and_not_a_crash(monkeypatch):
+    class Broken(peers.Peer):
+        def __init__(self, workload):
+            raise NotImplementedError("no rule for this layer")
+
+    monkeypatch.setitem(peers.METHODS, "opacus-hooks", Broken)
+    monkeypatch.setattr(
+        compare, "_work", lambda spec, *_: worker.time_methods(**{k: v for k, v in spec.items() if k != "task"})
+    )
+    monkeypatch.setattr(compare, "_memory", lambda *_: {"memory_mb": 1.0, "later_memory_mb": 1.0})
+    done = compare.compare([TINY], ["plain", "clipwise", "opacus-hooks"], Effort(rounds=1), lambda *_: None)
+    row = done.rows[2]
+    assert (row["method"], row["time_ratio"], row["memory_ratio"]) == ("opacus-hooks", None, None)
+    assert row["failed"] == "NotImplementedError: no rule for this layer"
+    assert "failed: NotImplementedError" in report.markdown(done, "clipwise bench")
+
+
+def test_a_peer_that_kills_the_process_does_not_take_our_figures_with_it(monkeypatch):
+    def work(spec, *_):
+        if len(spec["methods"]) > 2:
+            raise compare.WorkerDied("the process ended with code -9: no message")
+        return {method: {"time_ratio": 1.0} for method in spec["methods"]}
+
+    monkeypatch.setattr(compare, "_work", work)
+    results = compare._timed(TINY, ["plain", "clipwise", "opacus-ghost"], Effort(), lambda _: None)
+    assert results["clipwise"] == {"time_ratio": 1.0}
+    assert "-9" in results["opacus-ghost"]["failed"]
+
+
+def test_a_worker_that_ends_without_a_result_is_reported():
+    spec = {"task": "time", "model": "no-such-model", "methods": ["plain"], **vars(Effort())}
+    with pytest.raises(compare.WorkerDied, match="KeyError: 'no-such-model'"):
+        compare._work(spec, {})
+
+
+def test_missing_opacus_gives_a_notice_and_the_rest_runs(monkeypatch):
+    find_spec = compare.importlib.util.find_spec
+    monkeypatch.setattr(compare.importlib.util, "find_spec", lambda name: None if name == "opacus" else find_spec(name))
+    asked = {}
+
+    def compared(chosen, methods, effort, progress, on_model):  # noqa: ARG001
+        asked["methods"] = methods
+        return compare.Comparison()
+
+    monkeypatch.setattr(compare, "compare", compared)
+    done = run("bench", "--models", "tiny-b32", "--json")
+    assert done.exit_code == 0
+    assert asked["methods"] == ["plain", "clipwise"]
+    assert "clipwise[bench]" in done.stderr.replace("\n", " ")
+    assert "Opacus is not installed" in json.loads(done.stdout)["notices"][0]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_opacus_runs_in_both_modes():
+    pytest.importorskip("opacus")
+    methods = ["plain", "opacus-hooks", "opacus-ghost"]
+    results = worker.time_methods("tiny-b32", methods, rounds=1, seconds=0, most=1, least=1)
+    assert all(results[m]["time_ratio"] > 0 for m in methods), results
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--models", "cnn-b63"], "models='cnn-b63'"),
+        (["--against", "jax"], "against='jax'"),
+        (["--against", ","], "names nothing"),
+        (["--rounds", "0"], "rounds=0"),
+        (["--markdown", "/no/such/folder/x.md"], "markdown="),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_runs(words, message):
+    done = run("bench", *words, "--json")
+    assert done.exit_code == 2
+    assert message in json.loads(done.stdout)["error"]
+
+
+@pytest.mark.skipif(not memory.can_measure(), reason="needs /proc")
+def test_memory_is_the_growth_at_the_peak():
+    class Greedy(Recorder):
+        def step(self):
+            size = 100 if self.count else 150  # MB; the first step takes more, as a choice of kernels may
+            self.count += 1
+            torch.zeros(size * 2**18).add_(1)
+
+    figures = memory.measure(lambda: Recorder("tiny", []), lambda: Greedy("greedy", []))
+    assert figures["first_step_memory_mb"] == pytest.approx(150, abs=8)
+    assert figures["later_memory_mb"] == pytest.approx(100, abs=8)
+    assert figures["memory_mb"] == figures["first_step_memory_mb"]
+
+
+@pytest.mark.skipif(not memory.can_measure(), reason="needs /proc")
+def test_a_busy_machine_is_noticed():
+    spin = "import time\nend = time.time() + 3\nwhile time.time() < end: pass"
+    clock = Others()
+    other = subprocess.Popen([sys.executable, "-c", spin])
+    other.wait()
+    assert clock.share() > 0.5 / (os.cpu_count() or 1)
+
+
+@pytest.mark.skipif(not memory.can_measure(), reason="needs /proc")
+def test_own_work_does_not_count_as_others():
+    clock, end = Others(), time.process_time() + 1
+    while time.process_time() < end:
+        pass
+    total, busy, own = (b - a for a, b in zip(clock._start, clock._read(), strict=True))
+    assert own >= 1
+    assert clock.share() == pytest.approx(max(0, busy - own) / total, abs=0.05)
+
+
+def test_targets_are_judged():
+    figures = {"memory_mb": 10.0, "later_memory_mb": 10.0}
+    results = {
+        "plain": {"time_ratio": 1.0, **figures},
+        "clipwise": {"time_ratio": 1.31, **figures, "memory_mb": 13.0},
+        "opacus-hooks": {"time_ratio": 1.2, **figures},
+        "opacus-ghost": {"failed": "x"},
+    }
+    ours = compare._rows(workloads.WORKLOADS["cnn-b64"], results)[1]
+    assert (ours["time_met"], ours["memory_met"], ours["faster_than_peers"]) == (False, True, False)
+    results["clipwise"]["time_ratio"] = 1.1
+    ours = compare._rows(workloads.WORKLOADS["cnn-b64"], results)[1]
+    assert (ours["time_met"], ours["faster_than_peers"]) == (True, True)
