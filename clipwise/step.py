@@ -60,11 +60,11 @@ def absorb(
             {k: torch.zeros_like(v) for k, v in decision.gradient_rows.items()},
         )
     shrink = 1 - tape.slack
-    partial.gradient = _plus(partial.gradient, tape.weighted_sum(decision.weights * shrink))
     for name, rows in decision.rows.items():
         partial.sides[name] = partial.sides.get(name, 0) + rows.sum(0)
     for name, weights in decision.gradient_rows.items():
         partial.side_gradients[name] = _plus(partial.side_gradients.get(name, []), tape.weighted_sum(weights * shrink))
+    partial.gradient = _plus(partial.gradient, tape.weighted_sum(decision.weights * shrink, last=True))
 
 
 def release(plan: Plan, state: State, partial: Partial, noise: GaussianNoise, ledger: Ledger) -> tuple[Released, State]:

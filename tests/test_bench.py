@@ -146,7 +146,7 @@ def test_a_failed_peer_is_a_row_and_not_a_crash(monkeypatch):
     monkeypatch.setattr(
         compare, "_work", lambda spec, *_: worker.time_methods(**{k: v for k, v in spec.items() if k != "task"})
     )
-    monkeypatch.setattr(compare, "_memory", lambda *_: {"memory_mb": 1.0, "later_memory_mb": 1.0})
+    monkeypatch.setattr(compare, "_memory", lambda *_: {"memory_mb": 1.0, "growth_mb": 1.0})
     done = compare.compare([TINY], ["plain", "clipwise", "opacus-hooks"], Effort(rounds=1), lambda *_: None)
     row = done.rows[2]
     assert (row["method"], row["time_ratio"], row["memory_ratio"]) == ("opacus-hooks", None, None)
@@ -221,10 +221,9 @@ def test_memory_is_the_growth_at_the_peak():
             self.count += 1
             torch.zeros(size * 2**18).add_(1)
 
-    figures = memory.measure(lambda: Recorder("tiny", []), lambda: Greedy("greedy", []))
-    assert figures["first_step_memory_mb"] == pytest.approx(150, abs=8)
-    assert figures["later_memory_mb"] == pytest.approx(100, abs=8)
-    assert figures["memory_mb"] == figures["first_step_memory_mb"]
+    figures = memory.measure(lambda: Greedy("greedy", []))
+    assert figures["memory_mb"] == pytest.approx(150, abs=8)
+    assert figures["growth_mb"] == pytest.approx(100, abs=8)
 
 
 @pytest.mark.skipif(not memory.can_measure(), reason="needs /proc")
@@ -247,7 +246,7 @@ def test_own_work_does_not_count_as_others():
 
 
 def test_targets_are_judged():
-    figures = {"memory_mb": 10.0, "later_memory_mb": 10.0}
+    figures = {"memory_mb": 10.0, "growth_mb": 10.0}
     results = {
         "plain": {"time_ratio": 1.0, **figures},
         "clipwise": {"time_ratio": 1.31, **figures, "memory_mb": 13.0},

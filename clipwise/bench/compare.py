@@ -164,7 +164,7 @@ def _rows(workload: Workload, results: Mapping[str, Mapping[str, Any]]) -> list[
         row = {"model": workload.name, "method": method, "time_ratio": None, "memory_ratio": None, **figures}
         if base and figures.get("memory_mb") is not None:
             row["memory_ratio"] = figures["memory_mb"] / base
-            row["later_memory_ratio"] = figures["later_memory_mb"] / results["plain"]["later_memory_mb"]
+            row["growth_ratio"] = figures["growth_mb"] / max(results["plain"]["growth_mb"], 1e-3)
         rows.append(row)
     ours = next(row for row in rows if row["method"] == OURS)
     peers = [row["time_ratio"] for row in rows if METHODS.get(row["method"]) and row["method"] not in ("plain", OURS)]

@@ -1,10 +1,10 @@
-"""Peak memory of a step, from Linux' own books.
+"""Peak memory of training, from Linux' own books.
 
-In a fresh process, after the imports and one step of another, tiny model (so that libraries and thread pools are
-there), the model, its optimizer and the batch are made; from here on is counted. The figure is by how much the
-resident memory *grew* at its peak: gradients, activations and whatever the method stores; not the weights, which all
-methods need alike and which would flatter every ratio. Pages of program files that were touched for the first time
-are taken off: they are code, not memory that the step needs.
+In a fresh process, once the libraries are imported, counting begins: then the model, its optimizer and the batch are made
+and two steps are taken. `memory_mb` is by how much the peak of the resident memory (VmHWM) exceeds the resident memory
+after the imports: weights, gradients, activations, whatever the method stores, and what the libraries load or allocate on
+first use, which is nearly the same for all. `growth_mb` is the stricter figure beside it: by how much the *second* step
+alone grew beyond the state before it, so that weights and libraries, which all methods need alike, do not dilute it.
 
 glibc is told (MALLOC_MMAP_THRESHOLD_, worker.py) to give freed buffers back at once, so that the peak is what was in
 use, and not what was once in use and kept for later.
@@ -16,11 +16,9 @@ import ctypes
 import gc
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from clipwise.bench.timing import Stepper
 
-STEPS_AFTER_FIRST = 1
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
 
@@ -30,7 +28,7 @@ def can_measure() -> bool:
 
 
 def _read() -> dict[str, float]:
-    """VmHWM, VmRSS and RssFile in MB."""
+    """VmHWM, VmRSS and others in MB."""
     lines = (line.split() for line in _STATUS.read_text().splitlines())
     return {words[0].rstrip(":"): int(words[1]) / 1024 for words in lines if len(words) == 3 and words[2] == "kB"}
 
@@ -46,25 +44,21 @@ def _reset_peak() -> None:
         return
 
 
-def measure(warm: Callable[[], Stepper], make: Callable[[], Any]) -> dict[str, float]:
-    """MB by which memory grew at the peak of the first step (kernel choice included) and of later ones."""
-    tiny = warm()
-    _run(tiny)
-    del tiny
+def measure(make: Callable[[], Stepper]) -> dict[str, float]:
+    """MB at the peak of two steps (the first includes the choice of kernels) over the state after the imports."""
+    _reset_peak()
+    imported = _read()["VmRSS"]
     stepper = make()
-    _reset_peak()
-    before = _read()
     _run(stepper)
-    first = _growth(before)
+    peak = _read()["VmHWM"]
     _reset_peak()
-    for _ in range(STEPS_AFTER_FIRST):
-        _run(stepper)
-    later = _growth(before)
+    before = _read()["VmRSS"]
+    _run(stepper)
+    later = _read()["VmHWM"]
     return {
-        "first_step_memory_mb": first,
-        "later_memory_mb": later,
-        "memory_mb": max(first, later),
-        "peak_rss_mb": _read()["VmHWM"],
+        "memory_mb": max(0.0, max(peak, later) - imported),
+        "growth_mb": max(0.0, later - before),
+        "peak_rss_mb": max(peak, later),
     }
 
 
@@ -72,9 +66,3 @@ def _run(stepper: Stepper) -> None:
     stepper.prepare()
     stepper.step()
     stepper.tidy()
-
-
-def _growth(before: dict[str, float]) -> float:
-    now = _read()
-    code = now["RssFile"] - before["RssFile"]
-    return max(0.0, now["VmHWM"] - before["VmRSS"] - code)

@@ -7,6 +7,7 @@ memory, they are given back at once. Lines of JSON on stdout: {"done", "total"} 
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -55,8 +56,9 @@ def measure_memory(model: str, method: str) -> dict[str, Any]:
     if not memory.can_measure():
         return {"memory_failed": "this system has no /proc/self/status"}
     kind = METHODS[method]
+    importlib.import_module("opacus" if method.startswith("opacus") else "clipwise.dropin")
     try:
-        return memory.measure(partial(kind, WORKLOADS["tiny-b32"]), partial(kind, WORKLOADS[model]))
+        return memory.measure(partial(kind, WORKLOADS[model]))
     except Exception as error:
         return {"memory_failed": timing.reason(error)}
 

@@ -32,25 +32,23 @@ class GaussianNoise:
         self._streams = 0
 
     def add(self, sums: Sequence[Tensor], std: float, *, step: int) -> tuple[Tensor, ...]:
-        """sums + N(0, std^2), as new tensors. Queries of one step take their streams in order; a past step is
-        refused."""
+        """sums + N(0, std^2), as new tensors. Each query of a step has a stream of its own; a past step is refused."""
         if step < self._step:
             raise LoopMisuse(
                 f"noise for step {step} was asked for after that of step {self._step}; noise is never drawn twice"
             )
         if step > self._step:
             self._step, self._streams = step, 0
-        return tuple(self._noised(total, std) for total in sums)
-
-    def _noised(self, total: Tensor, std: float) -> Tensor:
         stream, self._streams = self._streams, self._streams + 1
         if std == 0:
-            return total.clone()
-        noise = self._standard_normal(total.numel(), stream, total.dtype).mul_(std).view(total.shape)
-        return noise.to(total).add_(total)
+            return tuple(total.clone() for total in sums)
+        wide = torch.float64 if any(total.dtype == torch.float64 for total in sums) else torch.float32
+        # One draw for all tensors: many small ones would each pay for a cipher and a dozen small operations.
+        noise = self._standard_normal(sum(total.numel() for total in sums), stream, wide).mul_(std)
+        pieces = noise.split([total.numel() for total in sums])
+        return tuple(piece.view(total.shape).to(total).add_(total) for piece, total in zip(pieces, sums, strict=True))
 
-    def _standard_normal(self, count: int, stream: int, dtype: torch.dtype) -> Tensor:
-        wide = torch.float64 if dtype == torch.float64 else torch.float32
+    def _standard_normal(self, count: int, stream: int, wide: torch.dtype) -> Tensor:
         out = torch.empty(count, dtype=wide)
         keystream = self._key.keystream(step=self._step, rank=self._rank, stream=stream)
         buffer = bytearray(12 * min(_PAIRS, (count + 1) // 2))

@@ -53,9 +53,12 @@ def test_noise_is_a_function_of_key_step_rank_and_tensor():
     torch.manual_seed(3)
     assert torch.equal(same, draw(100))
     others = [draw(100, step=1), draw(100, rank=1), draw(100, key=Key.from_seed(2))]
-    two = GaussianNoise(Key.from_seed(1)).add([torch.zeros(100), torch.zeros(100)], 1.0, step=0)
-    assert torch.equal(two[0], same)
-    for other in [*others, two[1]]:
+    noise = GaussianNoise(Key.from_seed(1))
+    first, second = noise.add([torch.zeros(100)], 1.0, step=0)[0], noise.add([torch.zeros(100)], 1.0, step=0)[0]
+    assert torch.equal(first, same)
+    two = GaussianNoise(Key.from_seed(1)).add([torch.zeros(10, 5), torch.zeros(50)], 1.0, step=0)
+    assert not torch.isin(two[0], two[1]).any()
+    for other in [*others, second]:
         assert not torch.isin(other, same).any()
         assert abs(torch.corrcoef(torch.stack([same, other]))[0, 1]) < 0.5
 

@@ -32,9 +32,7 @@ from clipwise.norms.tape import Tape
 from clipwise.norms.units import Unit, find_units, run_generic, spread_shape, swapped
 from clipwise.types import LoopMisuse, Unsupported
 
-DIRECT_BYTES = (
-    192 * 2**20
-)  # per layer and physical batch; beyond it per-example gradients are not stored where there is a choice
+DIRECT_BYTES = 192 * 2**20  # a layer and physical batch: beyond it gradients are not stored where there is a choice
 
 
 class _Tap(torch.autograd.Function):
@@ -119,7 +117,6 @@ class Bookkeeping:
         loss_reduction: str,
         by_rule: bool = False,
         generic: bool = False,
-        max_direct_bytes: int = DIRECT_BYTES,
         notify: Callable[[str], None] = warnings.warn,
     ):
         """`generic` runs the whole model under torch.func, for models that change shape from call to call, or for
@@ -129,7 +126,7 @@ class Bookkeeping:
         self._names = {id(p): name for name, p in parameters.items()}
         self._parameters = list(parameters.values())
         self._reduction = loss_reduction
-        self._chooser = Chooser(by_rule=by_rule, max_direct_bytes=max_direct_bytes)
+        self._chooser = Chooser(by_rule=by_rule, max_direct_bytes=DIRECT_BYTES)
         self._notify = notify
         self._units = [Unit("", model, None)] if generic else find_units(model, self._names)
         self._without_spreading = self._units if generic else find_units(model, self._names, spread=False)
@@ -201,9 +198,11 @@ class Bookkeeping:
                 "Call loss.backward() once, then step() once, for each batch that the loader gives"
             )
         self._pass = None
-        parts = list(done.parts)
+        # Taken, not copied: the user's loss keeps the graph alive, and the graph its taps, and they this pass.
+        parts, done.parts = done.parts, []
         for p, total in done.shared.values():
             parts.append((Call(PER_EXAMPLE, {"shared": p}), Direct({"shared": total})))
+        done.shared = {}
         return Tape(self._parameters, parts, done.rows, scale=float(done.rows) if self._reduction == "mean" else 1.0)
 
     # -- while recording -----------------------------------------------------------------------------------------------
@@ -277,11 +276,15 @@ class Bookkeeping:
             if not wanted:
                 return out
             call = Call(kernel, wanted, config, pieces or {})
-            current.note(call)
             kept = [s.detach() for s in saved]
+            current.note(call)
             if unit.spread:
                 receive = self._receiver(current, call, 0, unit.name)
                 return _Spread.apply(out, self._dummy, kept, receive, spread_shape(out, current.rows))
+            if out._is_view():
+                # F.linear on three dimensions ends in a view, and autograd writes the gradient of a view that is marked
+                # dirty four times over. This alias is no view; nothing upstream keeps a layer's output.
+                out = torch.ops.aten._unsafe_view(out, out.shape)
             dim = unit.batch_dim if rows_dim is None else rows_dim
             return _Tap.apply(out, self._dummy, kept, self._receiver(current, call, dim, unit.name))
 

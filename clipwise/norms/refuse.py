@@ -22,6 +22,11 @@ def refuse_mixing_layers(model: nn.Module) -> None:
                 f"layer {name!r} ({type(module).__name__}) mixes the examples of a batch, so no example's influence can be bounded; "
                 "replace it with clipwise.fix(model), which puts GroupNorm in its place, before making the optimizer"
             )
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            raise Unsupported(
+                f"layer {name!r} ({type(module).__name__}) rescales its rows in the forward pass, by which tokens were seen and without "
+                "noise; make it with max_norm=None"
+            )
         if isinstance(module, _InstanceNorm) and module.track_running_stats:
             raise Unsupported(
                 f"layer {name!r} ({type(module).__name__}) keeps running statistics of private data outside the guarantee; "

@@ -9,7 +9,7 @@ every sum; norms are those of the gradient of each example's *own* loss, whateve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ class Tape:
         """`scale` undoes a mean over the rows: the gradient of example i's own loss is `scale` times what was
         recorded."""
         self._parameters = parameters
-        self._parts = parts
+        self._parts = list(parts)
         self._scale = scale
         self.rows = rows
         squares = torch.zeros(rows, dtype=torch.float64, device=parameters[0].device)
@@ -37,12 +37,13 @@ class Tape:
             for _, part in parts:
                 part.drop_rows(bad)
 
-    def weighted_sum(self, weights: Tensor) -> list[Tensor]:
-        """sum_i weights[i] * g_i, one tensor for each parameter, in their order."""
+    def weighted_sum(self, weights: Tensor, *, last: bool = False) -> list[Tensor]:
+        """sum_i weights[i] * g_i, one tensor for each parameter, in their order. The `last` sum gives each layer's
+        memory back as soon as it is summed."""
         usable = torch.where(self.norms.isfinite(), weights.to(self.norms), 0) * self._scale
         place = {id(p): i for i, p in enumerate(self._parameters)}
         sums: list[Tensor | None] = [None] * len(self._parameters)
-        for call, part in self._parts:
+        for call, part in self._taken() if last else self._parts:
             some = next(iter(call.params.values()))
             for role, value in part.weighted_sum(usable.to(some.dtype)).items():
                 p = call.params[role]
@@ -56,3 +57,7 @@ class Tape:
                     total[slice(None) if piece is None else piece] += value
                     sums[i] = total
         return [torch.zeros_like(p) if s is None else s for s, p in zip(sums, self._parameters, strict=True)]
+
+    def _taken(self) -> Iterator[tuple[Call, Part]]:
+        while self._parts:
+            yield self._parts.pop()

@@ -3,4 +3,16 @@
 from clipwise.norms.layers import attention, conv, embedding, linear, norm, recurrent
 from clipwise.norms.layers.registry import LAYERS, Layer, Tap, find_layer, layer
 
-__all__ = ["LAYERS", "Layer", "Tap", "attention", "conv", "embedding", "find_layer", "layer", "linear", "norm", "recurrent"]
+__all__ = [
+    "LAYERS",
+    "Layer",
+    "Tap",
+    "attention",
+    "conv",
+    "embedding",
+    "find_layer",
+    "layer",
+    "linear",
+    "norm",
+    "recurrent",
+]

@@ -7,8 +7,8 @@ For the patch a_p (kernel taps x channels) under output place p and the output g
   Gram matrix of the *pixels*, and the shifts separate by dimension, so that no patch is formed: for small images, many channels;
 - *recompute*: g_i is formed for its norm alone and thrown away: for large images where storing g_i would need too much memory.
 
-Groups are rows: example i and group j make row (i, j) of a convolution without groups. Buffers are bounded by working on a few rows
-at a time.
+With groups, *direct* hands the whole batch to torch as a single image of rows * groups groups: no slower than the ordinary weight
+gradient, where torch has kernels for groups. Buffers are bounded by working on a few rows at a time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from clipwise.norms.kernel import Call, Ghost, Kernel, Part, Way, scale_rows, su
 from clipwise.norms.layers.registry import Tap, layer
 from clipwise.types import Unsupported
 
-BUFFER_BYTES = 16 * 2**20  # patches or Gram matrices formed at a time
+BUFFER_BYTES = 8 * 2**20  # patches or Gram matrices formed at a time
+SHORT_RUN = 16  # numbers; copies of shorter runs take longer than the memory they move
 
 
 class Geometry(NamedTuple):
@@ -42,38 +43,60 @@ def _spans(rows: int, bytes_per_row: int) -> Iterator[slice]:
         yield slice(start, start + step)
 
 
-def _by_group(t: Tensor, groups: int) -> Tensor:
-    """(rows, channels, ...) -> (rows * groups, channels / groups, ...)"""
-    return t if groups == 1 else t.reshape(t.shape[0] * groups, t.shape[1] // groups, *t.shape[2:])
-
-
 def _patches(x: Tensor, geo: Geometry, places: torch.Size) -> Tensor:
     """(rows, places, taps * channels) for x (rows, channels, *size)."""
     if prod(geo.kernel) == 1 and not any(geo.padding):
         every = tuple(slice(None, None, s) for s in geo.stride)
         return x[(slice(None), slice(None), *every)].flatten(2).mT
-    last = x.movedim(1, -1)
+    rows, channels = x.shape[:2]
+    padded = [n + 2 * p for n, p in zip(x.shape[2:], geo.padding, strict=True)]
     if any(geo.padding):
-        padded = [n + 2 * p for n, p in zip(x.shape[2:], geo.padding, strict=True)]
         inside = tuple(slice(p, p + n) for n, p in zip(x.shape[2:], geo.padding, strict=True))
-        image = x.new_zeros(x.shape[0], *padded, x.shape[1])
-        image[(slice(None), *inside)] = last
+        image = x.new_zeros(rows, *padded, channels)
+        image[(slice(None), *inside)] = x.movedim(1, -1)
     else:
-        image = last.contiguous()
-    row, *steps, channel = image.stride()
+        image = x.movedim(1, -1).contiguous()
+    row, *steps, _ = image.stride()
     by_place = [a * s for a, s in zip(steps, geo.stride, strict=True)]
     by_tap = [a * d for a, d in zip(steps, geo.dilation, strict=True)]
-    view = image.as_strided((x.shape[0], *places, *geo.kernel, x.shape[1]), (row, *by_place, *by_tap, channel))
-    return view.reshape(x.shape[0], places.numel(), -1)
+    taps, run = geo.kernel, channels
+    if len(taps) > 1 and taps[-1] * channels <= SHORT_RUN and geo.dilation[-1] == 1:
+        # Short runs are slow to copy. So first unfold the last dimension alone; then whole patches lie together.
+        taps, run = taps[:-1], taps[-1] * channels
+        strips = image.as_strided((rows, places[-1], *padded[:-1], run), (row, by_place[-1], *steps[:-1], 1))
+        image = strips.contiguous()
+        row, across, *steps, _ = image.stride()
+        by_place = [*(a * s for a, s in zip(steps, geo.stride[:-1], strict=True)), across]
+        by_tap = [a * d for a, d in zip(steps, geo.dilation[:-1], strict=True)]
+    view = image.as_strided((rows, *places, *taps, run), (row, *by_place, *by_tap, 1))
+    return view.reshape(rows, places.numel(), -1)
 
 
-def _gradients(x: Tensor, b: Tensor, geo: Geometry, out: Tensor | None = None) -> Tensor:
-    """(rows, out channels, taps * in channels of a group): the per-example gradients of the weight, channels last."""
-    a, flat = _patches(_by_group(x, geo.groups), geo, b.shape[2:]), _by_group(b, geo.groups).flatten(2)
-    if out is None:
-        return torch.bmm(flat, a).view(*b.shape[:2], -1)
-    torch.bmm(flat, a, out=_by_group(out, geo.groups))
-    return out
+def _ordinary_gradient(x: Tensor, b: Tensor, geo: Geometry, groups: int) -> Tensor:
+    """(out channels, in channels / groups, *kernel): torch's own gradient of the weight, summed over the rows."""
+    like = x.new_zeros(()).expand(b.shape[1], x.shape[1] // groups, *geo.kernel)  # only its shape is read
+    lists = [list(option) for option in (geo.stride, geo.padding, geo.dilation)]
+    rest = (False, [0] * len(geo.kernel), groups, [False, True, False])
+    return torch.ops.aten.convolution_backward(b, x, like, None, *lists, *rest)[1]
+
+
+def _gradients(x: Tensor, b: Tensor, geo: Geometry) -> Tensor:
+    """(rows, out channels, the rest): the per-example gradients of the weight; `_as_weight` gives them their shape."""
+    rows, channels = b.shape[:2]
+    if geo.groups > 1:
+        one_x, one_b = x.reshape(1, -1, *x.shape[2:]), b.reshape(1, -1, *b.shape[2:])
+        return _ordinary_gradient(one_x, one_b, geo, rows * geo.groups).view(rows, channels, -1)
+    grads = b.new_empty(rows, channels, prod(geo.kernel) * x.shape[1])
+    for part in _spans(rows, _patch_bytes(x, b, geo)):
+        torch.bmm(b[part].flatten(2), _patches(x[part], geo, b.shape[2:]), out=grads[part])
+    return grads
+
+
+def _as_weight(flat: Tensor, geo: Geometry) -> Tensor:
+    """(..., out channels, the rest) -> (..., out channels, in channels, *kernel), the shape of the parameter."""
+    if geo.groups > 1:
+        return flat.unflatten(-1, (-1, *geo.kernel))
+    return flat.unflatten(-1, (*geo.kernel, -1)).movedim(-1, -1 - len(geo.kernel))
 
 
 def _patch_bytes(x: Tensor, b: Tensor, geo: Geometry) -> int:
@@ -105,39 +128,29 @@ def _both(t: Tensor, dims: tuple[int, int], where: slice) -> Tensor:
 
 def _gram_squared_norms(x: Tensor, b: Tensor, geo: Geometry) -> Tensor:
     """(rows,): squared norms of the weight's gradients. Safe where terms cancel, as kernel.gram_squared_norms."""
-    flat = _by_group(b, geo.groups).flatten(2)
-    gram_a = _patch_gram(_by_group(x, geo.groups), geo, b.shape[2:])
-    gram_b = torch.bmm(flat.mT, flat)
+    flat = b.flatten(2)
+    gram_a, gram_b = _patch_gram(x, geo, b.shape[2:]), torch.bmm(flat.mT, flat)
     lengths = gram_a.diagonal(dim1=1, dim2=2) * gram_b.diagonal(dim1=1, dim2=2)
     reach = lengths.clamp_min(0).sqrt().sum(1).square()
     total = torch.bmm(gram_a.flatten(1).unsqueeze(1), gram_b.flatten(1).unsqueeze(2)).flatten()
-    squares = total.clamp_min(0) + 16 * torch.finfo(x.dtype).eps * reach
-    return squares.view(-1, geo.groups).sum(1)
+    return total.clamp_min(0) + 16 * torch.finfo(x.dtype).eps * reach
 
 
-def _gram_bytes(x: Tensor, b: Tensor, geo: Geometry) -> int:
-    return geo.groups * (2 * x.shape[2:].numel() ** 2 + 2 * b.shape[2:].numel() ** 2) * x.element_size()
-
-
-def _as_weight(flat: Tensor, geo: Geometry) -> Tensor:
-    """(..., out channels, taps * channels) -> (..., out channels, channels, *taps), the shape of the parameter."""
-    return flat.unflatten(-1, (*geo.kernel, -1)).movedim(-1, -1 - len(geo.kernel))
+def _gram_bytes(x: Tensor, b: Tensor) -> int:
+    return 2 * (x.shape[2:].numel() ** 2 + b.shape[2:].numel() ** 2) * x.element_size()
 
 
 def _weighted_gradient(weights: Tensor, x: Tensor, b: Tensor, geo: Geometry) -> Tensor:
-    """sum_i weights_i g_i, as one ordinary weight gradient."""
-    rows, channels, places = b.shape[0], b.shape[1], b.shape[2:].numel()
+    """sum_i weights_i g_i, as one gradient."""
     if geo.groups > 1 or b.device.type != "cpu":
-        like = x.new_zeros(()).expand(channels, x.shape[1] // geo.groups, *geo.kernel)  # only its shape is read
-        lists = [list(option) for option in (geo.stride, geo.padding, geo.dilation)]
-        rest = (False, [0] * len(geo.kernel), geo.groups, [False, True, False])
-        return torch.ops.aten.convolution_backward(scale_rows(b, weights), x, like, None, *lists, *rest)[1]
+        return _ordinary_gradient(x, scale_rows(b, weights), geo, geo.groups)
     # On CPUs one large product with the patches takes half the time, where images are small and channels many.
-    scaled = b.new_empty(channels, rows, places)
+    scaled = b.new_empty(b.shape[1], b.shape[0], b.shape[2:].numel())
     torch.mul(b.flatten(2).transpose(0, 1), weights.view(1, -1, 1), out=scaled)
-    total = b.new_zeros(channels, prod(geo.kernel) * x.shape[1])
-    for part in _spans(rows, _patch_bytes(x, b, geo)):
-        total.addmm_(scaled[:, part].flatten(1), _patches(x[part], geo, b.shape[2:]).flatten(0, 1))
+    total = b.new_empty(b.shape[1], prod(geo.kernel) * x.shape[1])
+    for part in _spans(b.shape[0], _patch_bytes(x, b, geo)):
+        patches = _patches(x[part], geo, b.shape[2:]).flatten(0, 1)
+        total.addmm_(scaled[:, part].flatten(1), patches, beta=0 if part.start == 0 else 1)
     return _as_weight(total, geo).contiguous()
 
 
@@ -153,9 +166,7 @@ class ConvKernel(Kernel):
     def _formed(self, call: Call, x: Tensor, b: Tensor, geo: Geometry) -> dict[str, Tensor]:
         grads = {}
         if "weight" in call.params:
-            grads["weight"] = b.new_empty(*b.shape[:2], prod(geo.kernel) * x.shape[1] // geo.groups)
-            for part in _spans(b.shape[0], _patch_bytes(x, b, geo)):
-                _gradients(x[part], b[part], geo, out=grads["weight"][part])
+            grads["weight"] = _gradients(x, b, geo)
         if "bias" in call.params:
             grads["bias"] = b.flatten(2).sum(2)
         return grads
@@ -182,7 +193,7 @@ class ConvKernel(Kernel):
 
     def ghost(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> Part:
         x, b, geo = _look(call, saved, b)
-        spans = _spans(b.shape[0], _gram_bytes(x, b, geo))
+        spans = _spans(b.shape[0], _gram_bytes(x, b))
         squares = torch.cat([_gram_squared_norms(x[part], b[part], geo) for part in spans])
         return self._measured(call, squares, x, b, geo)
 
@@ -213,10 +224,9 @@ class ConvKernel(Kernel):
             return direct
         pixels, places, size = saved[0].shape[2:].numel(), b.shape[2:].numel(), call.params["weight"].numel()
         # In multiply-adds for an example; the factors, measured on a CPU, stand for passes over memory.
-        shifting = 16 * call.config.groups * sum(call.config.kernel) * pixels**2
-        gram = shifting + saved[0].shape[1] * pixels**2 + b.shape[1] * places**2
+        gram = (16 * sum(call.config.kernel) + saved[0].shape[1]) * pixels**2 + b.shape[1] * places**2
         storing, forming = 32 * size, places * size
-        if gram > 4 * (storing + forming):
+        if call.config.groups > 1 or gram > storing + forming:
             return direct | {"recompute": self.recompute}
         ghost: dict[str, Way] = {"ghost": self.ghost}
         if 4 * gram < storing:

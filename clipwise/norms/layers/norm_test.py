@@ -33,7 +33,9 @@ def model_of(norm, channels, after=lambda: nn.ReLU(inplace=True)):
 @given(
     rows=st.integers(1, 4),
     middle=st.lists(st.integers(1, 4), max_size=2),
-    shape=st.lists(st.integers(1, 5), min_size=1, max_size=2),
+    shape=st.lists(
+        st.integers(2, 5), min_size=1, max_size=2
+    ),  # of one number layer norm makes nothing but rounding errors
     kind=st.sampled_from([nn.LayerNorm, nn.RMSNorm]),
     frozen=st.sampled_from([None, "weight", "bias"]),
 )

@@ -75,7 +75,7 @@ class LSTM(torch.autograd.Function):
         hidden = h.shape[-1]
         h, c_before = h[1:], c[:-1]
         i, f, g, o = (gate.transpose(0, 1) for gate in gates.split(hidden, 3))
-        # All but dh and dc themselves: dc / dh = o (1 - tanh^2), do / dh, di / dc, dg / dc, dc_before / dc = f, df / dc.
+        # All but dh and dc: dc / dh = o (1 - tanh^2), do / dh, then di / dc, dg / dc, dc_before / dc = f and df / dc.
         slope = torch.addcmul(o, h, tanh_c, value=-1, out=tanh_c)
         torch.addcmul(h, h, o, value=-1, out=o)
         product = torch.mul(i, g, out=torch.empty_like(slope))

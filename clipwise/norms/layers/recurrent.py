@@ -1,12 +1,13 @@
 """Recurrent layers: nn.LSTM, nn.GRU, nn.RNN.
 
-With x_t the inputs of a layer, h_{t-1} the states before each step and b_t the gradients of its gates before activation,
+With x_t the inputs of a layer, h_{t-1} the states before each step and b_t the gradients of its gates (before their
+activation),
 
     grad W_ih = sum_t b_t x_t^T,   grad W_hh = sum_t b_t h_{t-1}^T,   grad b_ih = grad b_hh = sum_t b_t:
 
-linear layers over the sequence that share their output gradients. So one Gram matrix of b serves all four parameters: the squared norm
-is the sum over s, t of <b_s, b_t> (<x_s, x_t> + <h_{s-1}, h_{t-1}> + 2). Only a GRU's new gate n differs: what it adds to W_hh and b_hh
-comes from the gradient of m = h W_hn^T + b_hn, which is r times that of n.
+linear layers over the sequence that share their output gradients. So one Gram matrix of b serves all four parameters:
+the squared norm is the sum over s, t of <b_s, b_t> (<x_s, x_t> + <h_{s-1}, h_{t-1}> + 2). Only a GRU's gate n differs:
+what it gives to W_hh and b_hh comes from the gradient of m = h W_hn^T + b_hn, which is r times that of n.
 
 The forward pass gives what torch's own does, to rounding; recurrence.py has the loops over time.
 """
@@ -31,7 +32,7 @@ KINDS = ("ih", "hh")  # what meets the input, what meets the state before
 
 
 class _Term(NamedTuple):
-    """Gradients b (rows, T, d) of some gates in one direction, and what they meet: each a kind ("ih", "hh") and its (rows, T, p)."""
+    """Gradients b (rows, T, d) of some gates in one direction, and the inputs (rows, T, p) that they meet, by kind."""
 
     b: Tensor
     inputs: dict[str, Tensor]
@@ -71,10 +72,11 @@ class RecurrentKernel(Kernel):
         return Ghost(squares, (b, *saved), lambda weights, b, *saved: _finish(call, weights, saved, b))
 
     def candidates(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> dict[str, Way]:  # noqa: ARG002
-        ways: dict[str, Way] = {"direct": self.direct_part, "ghost": self.ghost}
-        steps, width = b.shape[2], saved[0].shape[-1] + saved[1].shape[-1]
-        ghost_first = 2 * steps**2 < width * b.shape[-1]
-        return dict(reversed(ways.items())) if ghost_first else ways
+        # Storing pays where the Gram matrices cost at least half as much as the product itself: this is also where
+        # the per-example gradients take at most twice the memory of what they are made from.
+        width, gates = saved[0].shape[-1] + saved[1].shape[-1], b.shape[-1]
+        worth_storing = width * gates <= 2 * b.shape[2] * (width + gates)
+        return {"direct": self.direct_part, "ghost": self.ghost} if worth_storing else {"ghost": self.ghost}
 
 
 RECURRENT = RecurrentKernel()
@@ -113,7 +115,7 @@ def _cat(tensors: list[Tensor], dim: int) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim)
 
 
-# -- the layers ---------------------------------------------------------------------------------------------------------
+# -- the layers -------------------------------------------------------------------------------------------------------
 
 
 @layer(nn.LSTM, nn.GRU, nn.RNN, supports=lambda module: module.proj_size == 0)
@@ -123,13 +125,13 @@ def forward(
     name, is_lstm = type(module).__name__, isinstance(module, nn.LSTM)
     if isinstance(x, PackedSequence):
         raise Unsupported(
-            f"{name} got a PackedSequence, whose rows cannot be told apart here; pass the padded batch itself, and pick or "
-            "mask its outputs by the lengths"
+            f"{name} got a PackedSequence, whose rows cannot be told apart here; pass the padded batch itself, "
+            "and pick or mask its outputs by the lengths"
         )
     if x.dim() != 3:
         raise Unsupported(
-            f"{name} got a single sequence, without a batch dimension; pass (rows, T, features) with batch_first=True, or "
-            "(T, rows, features)"
+            f"{name} got a single sequence, without a batch dimension; pass (rows, T, features) with batch_first=True, "
+            "or (T, rows, features)"
         )
     directions = 1 + module.bidirectional
     if hx is None:
@@ -138,9 +140,8 @@ def forward(
         hx = (zeros, zeros) if is_lstm else zeros
     module.check_forward_args(x, hx, None)  # type: ignore[arg-type]
 
-    dtype = next(
-        module.parameters()
-    ).dtype  # under autocast too: every step's rounding would add to that of the one before
+    # Under autocast too: in a lower precision, each step's rounding would add to that of the steps before.
+    dtype = next(module.parameters()).dtype
     states = [s.to(dtype) for s in (hx if isinstance(hx, tuple) else (hx,))]
     x = x.to(dtype).transpose(0, 1) if module.batch_first else x.to(dtype)
     lasts = []
@@ -155,7 +156,7 @@ def forward(
 
 
 def _run_level(module: nn.RNNBase, tap: Tap, level: int, x: Tensor, states: list[Tensor]) -> tuple[Tensor, ...]:
-    """One layer: input (T, rows, p) and first states (directions, rows, H) to output (T, rows, directions * H) and last states."""
+    """One layer: (T, rows, p) and first states (directions, rows, H) to (T, rows, directions * H) and last states."""
     suffixes = DIRECTIONS[: 1 + module.bidirectional]
     kinds = ("weight_ih", "weight_hh", *(("bias_ih", "bias_hh") if module.bias else ()))
     params = {f"{kind}{suffix}": getattr(module, f"{kind}_l{level}{suffix}") for kind in kinds for suffix in suffixes}

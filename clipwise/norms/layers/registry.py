@@ -41,9 +41,7 @@ class Layer(NamedTuple):
 LAYERS: dict[type[nn.Module], Layer] = {}
 
 
-def layer(
-    *kinds: type[nn.Module], supports: Callable[[Any], bool] = lambda _: True
-) -> Callable[[Callable], Callable]:
+def layer(*kinds: type[nn.Module], supports: Callable[[Any], bool] = lambda _: True) -> Callable[[Callable], Callable]:
     def register(forward: Callable) -> Callable:
         for kind in kinds:
             LAYERS[kind] = Layer(forward, supports)
