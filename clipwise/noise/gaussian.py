@@ -1,8 +1,8 @@
 """Gaussian noise: the only room that makes a `Released` value.
 
 Each normal number is Box-Muller over an AES keystream: a radius from 62 random bits (tails to 9.2 sigma), an angle
-from 32. As fast as torch.normal. Guarantee: the numbers are independent draws from N(0, 1) up to float32 rounding, a
-function of (key, step, rank, tensor) and of nothing else; a tensor's noise for a step is drawn once or an error is
+from 32. Guarantee: the numbers are independent draws from N(0, 1) up to float32 rounding, a
+function of (key, step, rank, query, position) and of nothing else; a query's noise is drawn once or an error is
 raised. Rounding is *not* hidden: this generator does not resist attacks that read the last bits of floating-point
 sums (Mironov 2012); see docs/threat_model.md.
 """
