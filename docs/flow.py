@@ -19,7 +19,11 @@ def box(i: int) -> str:
     name, first, second = STAGES[i]
     x = 12 + i * (WIDTH + GAP)
     colour = PRIVATE if i < 4 else PUBLIC
-    arrow = f'<path d="M{x + WIDTH + 2} 85 h{GAP - 7}" stroke="#888" stroke-width="2" marker-end="url(#a)"/>' if i < 6 else ""
+    arrow = (
+        f'<path d="M{x + WIDTH + 2} 85 h{GAP - 7}" stroke="#888" stroke-width="2" marker-end="url(#a)"/>'
+        if i < 6
+        else ""
+    )
     return (
         f'<rect x="{x}" y="48" width="{WIDTH}" height="{HEIGHT}" rx="8" fill="{colour}" fill-opacity="0.13" stroke="{colour}" '
         f'stroke-width="1.5"/><text x="{x + WIDTH / 2}" y="72" class="n" fill="{colour}">{name}</text>'

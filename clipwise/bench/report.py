@@ -23,7 +23,7 @@ batch.
   which is faster). nn.LSTM and nn.MultiheadAttention, which it cannot handle, are replaced by its DPLSTM and
   DPMultiheadAttention.
 - **Memory**: a fresh process for each figure: peak resident memory (VmHWM) of making the model and two steps, over the
-  resident memory once the libraries are imported. Weights, gradients, activations and what libraries load on first use
+  resident memory once the method's own library is imported (which favours one that imports much). Weights, gradients, activations and what libraries load on first use
   count; so does the choice of kernels. The second table is stricter: how much the second step alone grew beyond the
   state before it, so that what every method needs alike does not dilute the ratio. The target is for the first.
 """
