@@ -8,7 +8,7 @@ by itself, so the smaller of the two is one as well.
 from __future__ import annotations
 
 from clipwise.accounting.bound import ACCOUNTANTS, Epsilon, epsilon, within
-from clipwise.accounting.calibrate import calibrate, largest_step_count
+from clipwise.accounting.calibrate import calibrate, calibrate_shape, largest_step_count
 from clipwise.accounting.events import StepEvent
 from clipwise.accounting.joint import gradient_share, joint_noise_multiplier
 from clipwise.accounting.ledger import Ledger, LedgerError, LedgerRollback, LedgerTampered
@@ -22,6 +22,7 @@ __all__ = [
     "LedgerTampered",
     "StepEvent",
     "calibrate",
+    "calibrate_shape",
     "epsilon",
     "gradient_share",
     "joint_noise_multiplier",

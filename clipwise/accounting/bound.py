@@ -31,7 +31,7 @@ def epsilon(events: Iterable[StepEvent], delta: float, accountant: str = "best")
     | none, or all with count 0     | 0                                                |
     | any without noise             | infinity                                         |
     | "rdp" and a bound above 100   | infinity (RDP is not trusted there)              |
-    | "pld", delta < 2e-15 * steps  | infinity (below the rounding of the convolution) |
+    | "pld", beyond floating point  | infinity                                         |
     """
     delta = check_delta(delta)
     validate.choice("accountant", accountant, ACCOUNTANTS)

@@ -40,7 +40,7 @@ def test_constant_schedules(rate, noise, steps, by_rdp, by_pld):
     value = rdp_epsilon(events, 1e-5)
     assert value == pytest.approx(rdp.RdpAccountant().compose(event, steps).get_epsilon(1e-5), rel=1e-6)
     assert by_rdp * 0.995 <= value <= by_rdp * 1.0001  # the stored figures come from another set of orders
-    assert pld_epsilon(events, 1e-5) == pytest.approx(by_pld, rel=1e-3)
+    assert by_pld * 0.998 <= pld_epsilon(events, 1e-5) <= by_pld * 1.001  # stored from a coarser grid
 
 
 @pytest.mark.parametrize(("rate", "steps", "delta", "gradient", "side", "by_rdp", "by_pld"), JOINT)
@@ -143,12 +143,14 @@ def test_extremes_answer_without_error(noise, rate):
         assert best.value > 100
 
 
-def test_tiny_delta_is_left_to_rdp():
+def test_a_tiny_delta_keeps_its_precision():
+    """A plain convolution loses what is below rounding; under a tilt, delta may be as small as it likes."""
     events = [StepEvent(0.01, 1.0, 1000)]
-    assert pld_epsilon(events, 1e-15) == math.inf
-    assert pld_epsilon([StepEvent(MNIST, 1.4929, 93750)], 1e-10) == math.inf  # rounding grows with the steps
-    assert epsilon(events, 1e-15).accountant == "rdp"
-    assert epsilon(events, 1e-15).value > epsilon(events, 1e-9).value
+    values = [epsilon(events, delta) for delta in (1e-9, 1e-15, 1e-30, 1e-100)]
+    assert {value.accountant for value in values} == {"pld"}
+    ratios = [value.value / rdp_epsilon(events, value.delta) for value in values]
+    assert all(0.5 < ratio < 1 for ratio in ratios)
+    assert sorted(value.value for value in values) == [value.value for value in values]
 
 
 @pytest.mark.parametrize("accountant", ["rdp", "pld", "best"])

@@ -4,13 +4,13 @@ Formal guarantee: what is returned was checked last, against the same `epsilon` 
 target. The noise is the smallest that meets the target, to a relative 2e-5; the step count is the largest.
 
 Method: log epsilon is nearly linear in log noise and in log steps, so a bracketed interpolation needs few evaluations;
-the quick RDP answer is the starting point for the tight accountant.
+the quick RDP answer is the starting point for the tight accountant. A schedule has one unknown, its first noise level.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from scipy.optimize import brentq
 
@@ -26,29 +26,42 @@ _TOLERANCE = 1e-5  # in log noise
 
 def calibrate(target_epsilon: float, delta: float, sample_rate: float, steps: int, accountant: str = "best") -> float:
     """The smallest noise multiplier with which `steps` steps stay within (target_epsilon, delta)."""
+    steps = validate.count("steps", steps)
+    StepEvent(sample_rate, 1.0)  # checks the rate
+    return calibrate_shape(target_epsilon, delta, lambda noise: [StepEvent(sample_rate, noise, steps)], accountant)
+
+
+def calibrate_shape(
+    target_epsilon: float,
+    delta: float,
+    shape: Callable[[float], Sequence[StepEvent]],
+    accountant: str = "best",
+) -> float:
+    """The smallest sigma_0 such that the events `shape(sigma_0)` stay within (target_epsilon, delta).
+
+    `shape` says how a schedule follows from its first noise multiplier; more of that must mean more noise throughout.
+    """
     target = check_target(target_epsilon)
     delta = check_delta(delta)
     validate.choice("accountant", accountant, ACCOUNTANTS)
-    steps = validate.count("steps", steps)
-    StepEvent(sample_rate, 1.0)  # checks the rate
 
     def excess(log_noise: float, by: str) -> float:
         """log(epsilon / target), kept finite for the root finder."""
-        value = epsilon([StepEvent(sample_rate, math.exp(log_noise), steps)], delta, by).value
+        value = epsilon(shape(math.exp(log_noise)), delta, by).value
         return math.log(value / target) if 1e-9 * target < value < 1e9 * target else math.copysign(20.0, value - target)
 
     if accountant == "rdp":
         answer = _root(lambda x: excess(x, "rdp"), 0.0, target, reach=0.5, tolerance=_TOLERANCE)
     else:
         try:
-            guess, reach = _root(lambda x: excess(x, "rdp"), 0.0, target, reach=0.5, tolerance=1e-2), 0.05
+            guess, reach = _root(lambda x: excess(x, "rdp"), 0.0, target, reach=0.5, tolerance=1e-2) - 0.05, 0.1
         except BadArgument:  # RDP cannot tell epsilons near 0 apart; the tight accountant can
             guess, reach = 0.0, 0.5
         answer = _root(lambda x: excess(x, accountant), guess, target, reach=reach, tolerance=_TOLERANCE)
     for _ in range(100):
         answer += _TOLERANCE  # the root may lie on the wrong side of the target, by the tolerance
         noise = math.exp(answer)
-        if epsilon([StepEvent(sample_rate, noise, steps)], delta, accountant).value <= target:
+        if epsilon(shape(noise), delta, accountant).value <= target:
             return noise
     raise BadArgument(
         f"target_epsilon={target_epsilon!r} is below what accountant={accountant!r} can resolve here; "

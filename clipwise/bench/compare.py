@@ -183,7 +183,14 @@ def _met(value: float | None, target: float | None) -> bool | None:
 def _versions(methods: Sequence[str]) -> dict[str, str]:
     versions = {"clipwise": __version__, "python": platform.python_version()}
     names = ["torch", "cryptography", *(["opacus"] if any(m.startswith("opacus") for m in methods) else [])]
-    return {**versions, **{name: importlib.metadata.version(name) for name in names}}
+    return {**versions, **{name: _version(name) for name in names}}
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def _machine() -> dict[str, Any]:

@@ -25,7 +25,7 @@ from clipwise.norms.kernel import Call, Ghost, Kernel, Part, Way, scale_rows, su
 from clipwise.norms.layers.registry import Tap, layer
 from clipwise.types import Unsupported
 
-BUFFER_BYTES = 8 * 2**20  # patches or Gram matrices formed at a time
+BUFFER_BYTES = 16 * 2**20  # patches or Gram matrices formed at a time
 SHORT_RUN = 16  # numbers; copies of shorter runs take longer than the memory they move
 
 
