@@ -177,9 +177,8 @@ class Private:
 
         # A bound method, because schedulers that are made later look for its __func__; marked where one has wrapped
         # it before.
-        step._wrapped_by_lr_sched = getattr(self._plain_step, "_wrapped_by_lr_sched", False)  # type: ignore[attr-defined]
-        if not step._wrapped_by_lr_sched:  # type: ignore[attr-defined]
-            del step._wrapped_by_lr_sched  # type: ignore[attr-defined]
+        if getattr(self._plain_step, "_wrapped_by_lr_sched", False):
+            step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
         self._had_own_step = "step" in self.optimizer.__dict__
         self.optimizer.step = MethodType(step, self.optimizer)  # type: ignore[method-assign]
         if self._scheduler is not None:

@@ -15,13 +15,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from clipwise import validate
-from clipwise.accounting import StepEvent
+from clipwise.accounting import ACCOUNTANTS, StepEvent
 from clipwise.accounting.calibrate import calibrate
 from clipwise.accounting.joint import gradient_share
 from clipwise.clipping import Context, Method
 from clipwise.types import BadArgument, SideQuery
-
-ACCOUNTANTS = ("best", "pld", "rdp")
 
 
 class Shares(NamedTuple):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,6 @@ class Fit:
     history: list[dict[str, Any]]
     statement: Statement
     accuracy: float | None = None
-    settings: dict[str, Any] = field(default_factory=dict)
 
     @property
     def epsilon(self) -> float:

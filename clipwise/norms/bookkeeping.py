@@ -300,25 +300,28 @@ class Bookkeeping:
     def _receiver(self, current: _Pass, call: Call, dim: int, name: str) -> Callable:
         used = False
 
+        def distrusted(message: str) -> LoopMisuse:
+            current.received = False  # whatever was recorded of this batch: the step will refuse it
+            return LoopMisuse(message)
+
         def receive(saved: tuple[Tensor, ...], b: Tensor) -> None:
             nonlocal used
             if used or current is not self._pass:
-                current.received = False  # whatever was recorded is not to be trusted: the step will refuse it
-                raise LoopMisuse(
+                raise distrusted(
                     "loss.backward() ran twice through the same batch, or on a batch that is over; nothing was changed. "
                     "Call it once for each batch that the loader gives"
                 )
             if torch.is_grad_enabled():
-                raise LoopMisuse(
+                raise distrusted(
                     "backward(create_graph=True) would differentiate through clipping; call loss.backward() without it"
                 )
             if b.shape[dim] != current.rows:
-                raise LoopMisuse(
-                    f"layer {name!r} was run on {b.shape[dim]} rows, but the batch from private.loader has another number; "
+                raise distrusted(
+                    f"layer {name!r} was run on another number of rows than the batch from private.loader has; "
                     "use each batch whole, and evaluate other data under torch.no_grad()"
                 )
             if not current.received and (found := contradicts(self._reduction)):
-                raise LoopMisuse(
+                raise distrusted(
                     f"the loss is a {found} over the batch, but loss_reduction={self._reduction!r} was declared; nothing was changed. "
                     f"Attach with loss_reduction={found!r}, or reduce the loss the way you declared"
                 )
@@ -334,6 +337,8 @@ class Bookkeeping:
 
     def _refuse_stray_gradient(self, p: nn.Parameter) -> None:
         p.grad = None  # a raw gradient: nobody may see it
+        if self._pass is not None:
+            self._pass.received = False
         raise Unsupported(
             f"parameter {self._names.get(id(p), '?')!r} got a gradient past its layer: it is used outside the model's forward (a weight "
             "penalty in the loss?) or the backward pass ran on data that did not come from private.loader. Use the optimizer's "

@@ -258,19 +258,35 @@ def test_hooks_and_buffers_survive_the_probe():
 
 
 def test_dropout_sees_the_same_mask_in_norms_and_output():
-    """Generic units run once, so that their dropout cannot differ between forward and gradients."""
+    """out = c h + bias with h after dropout: sum_j grad_c[k, j] c[k, j] = b_k (out_k - bias_k) only if both saw one mask."""
 
     class Drops(Net):
         def forward(self, x):
-            return self.c(F.dropout(F.linear(x.mean(1), self.a.weight), 0.5, training=True))
+            self.out = self.c(F.dropout(F.linear(x.mean(1), self.a.weight), 0.5, training=True))
+            return self.out
 
     torch.manual_seed(0)
-    model, x = Drops(), torch.randn(400, 2, 7)
+    model, x = Drops(), torch.randn(1, 2, 7)
+    kept = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        tape = recorded(model, x)
-    sums = tape.weighted_sum(torch.ones(400))
-    assert float(sums[list(dict(model.named_parameters())).index("a.weight")].norm()) > 0
+        tape = recorded(model, x, loss=lambda out: (kept.append(out.detach()), squared_output(out))[1])
+    sums = dict(zip(dict(model.named_parameters()), tape.weighted_sum(torch.ones(1)), strict=True))
+    b = sums["c.bias"]
+    want = b * (kept[-1][0] - model.c.bias.detach())
+    torch.testing.assert_close((sums["c.weight"] * model.c.weight.detach()).sum(1), want)
+
+
+def test_a_model_that_sorts_its_rows_is_refused():
+    class Sorts(Net):
+        def forward(self, x):
+            order = x[:, 0, 0].argsort()
+            return self.c(self.b(self.a(x)[order])[order.argsort()].mean(1))
+
+    for seed in range(4):
+        x = torch.randn(6, 4, 7, generator=torch.Generator().manual_seed(seed))
+        with pytest.raises(Unsupported, match="reorders"):
+            recorded(Sorts(), x)
 
 
 @pytest.mark.parametrize(

@@ -291,7 +291,7 @@ def _refuse_mixing(units: list[Unit], parameters: list[nn.Parameter], look: Prob
             if at is not None and b.count_nonzero() > b.select(at, row).count_nonzero():
                 raise Unsupported(
                     f"the model mixes examples: the output for one row depends on what other rows do at {name or 'its root'!r}. No example's "
-                    "influence can then be bounded. Replace what mixes them (batch statistics, batch-wise attention); clipwise.fix(model) "
+                    "influence can then be bounded. Replace what mixes or reorders them (batch statistics, batch-wise attention, sorting by length); clipwise.fix(model) "
                     "replaces BatchNorm"
                 )
     for unit in units:
@@ -326,7 +326,8 @@ def _small_batch(args: tuple, kwargs: dict, rows: int, n: int) -> tuple[tuple, d
             return x
         first = x.detach().narrow(dim, 0, 1)
         second = x.detach().narrow(dim, 1, 1) if rows > 1 else (first.flip(-1) if first.dim() > 1 else first)
-        small = torch.cat([first, second, *[second] * (n - 2)], dim)
+        # Rows a, b, a: no sorting of them by anything in which a and b differ leaves all three in place.
+        small = torch.cat([first, second, first][:n], dim)
         return torch.nan_to_num(small, posinf=1.0, neginf=-1.0) if _is_float(small) else small
 
     return tree_unflatten([resize(x) for x in leaves], spec)

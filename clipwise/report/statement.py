@@ -54,10 +54,10 @@ class Statement:
     def _headline(self) -> list[str]:
         if not self.private:
             return ["**This model was trained without privacy.** No guarantee holds: epsilon is infinite."]
-        if not math.isfinite(self.epsilon):
-            return [f"**No meaningful guarantee holds**: epsilon is infinite at delta = {self.delta}."]
         if self.delta is None:
             return ["Trained with differential privacy; give a delta to state epsilon."]
+        if not math.isfinite(self.epsilon):
+            return [f"**No meaningful guarantee holds**: epsilon is infinite at delta = {self.delta}."]
         return [
             f"The released model is **({_figure(self.epsilon)}, {self.delta:g})-differentially private** with respect to {self.unit}, "
             f"under the relation: {self.neighbours}."
