@@ -40,6 +40,7 @@ class TrainConfig(BaseModel):
     classes: int | None = None  # of a file of one's own
     ranges: dict[str, list[float]] = Field(default_factory=dict)  # column, or "*" for all -> [low, high], public
     test_fraction: float = 0.2  # of a file without a test part
+    vocabulary: str | None = None  # of texts: hashed, training or the path of a public text, perhaps with a size
     model: str | None = None
     method: str = "fixed"
     method_options: dict[str, Any] = Field(default_factory=dict)

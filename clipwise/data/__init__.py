@@ -95,7 +95,8 @@ def _load_found(source: Source, found: Found, vocabulary: str | Encoder | None) 
     shape = source.shape if encoder is None else (encoder.length,)
     if {train.x.shape[1:], test.x.shape[1:]} != {shape}:
         raise BadArgument(f"{source.name}: records have shape {train.x.shape[1:]}, not {shape}; put a fresh copy there")
-    notes = (*source.notes, found.edition.note, None if encoder is None else encoder.note)
+    edition = f"{source.name}: {found.edition.note}" if found.edition.note else None
+    notes = (*source.notes, edition, None if encoder is None else encoder.note)
     return DataSet(
         name=source.name,
         train=_tensors(train),
@@ -112,7 +113,9 @@ def _load_found(source: Source, found: Found, vocabulary: str | Encoder | None) 
         vocabulary_size=None if encoder is None else encoder.size,
         padding=None if encoder is None else encoder.padding,
         feature_names=source.feature_names,
-        groups={name: _groups(names, raw[0].groups[name], raw[1].groups[name]) for name, names in source.groups.items()},
+        groups={
+            name: _groups(names, raw[0].groups[name], raw[1].groups[name]) for name, names in source.groups.items()
+        },
     )
 
 
@@ -155,6 +158,15 @@ def _groups(names: tuple[str, ...], train: Array, test: Array) -> Groups:
 
 
 __all__ = [
-    *("DATASETS", "TOKEN_KINDS", "DataSet", "Encoder", "Groups", "Recipe", "Source"),
-    *("get_source", "is_file", "load", "roots"),
+    "DATASETS",
+    "TOKEN_KINDS",
+    "DataSet",
+    "Encoder",
+    "Groups",
+    "Recipe",
+    "Source",
+    "get_source",
+    "is_file",
+    "load",
+    "roots",
 ]

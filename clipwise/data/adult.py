@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from clipwise.data.source import UNTUNED, Array, Edition, File, Recipe, Source, Split
+from clipwise.data.source import UNTUNED, Array, Edition, File, Recipe, Source, Split, listed
 from clipwise.data.tables import labels, read_rows
 from clipwise.types import BadArgument
 
@@ -29,10 +29,10 @@ _COMPRESSED = {
     "adult/adult.data.gz": File("c7a2b4716a97f930123e0baf879188d701e798172631a654fc703d4b082907f3"),
     "adult/adult.test.gz": File("8a2c1bffa6e7ce5abfa43881ae5e87c4311ebc2b3cd526c9c40a43f19f06f799"),
 }
-_COLUMNS = (
+_COLUMNS = listed(
     "age workclass fnlwgt education education-num marital-status occupation relationship race sex capital-gain "
     "capital-loss hours-per-week native-country income"
-).split()
+)
 _INCOMES = ("<=50K", ">50K")
 
 # Mapped to 0..1 and cut off there. Sums of money go by their logarithm: most are 0, and a few are very large.
@@ -41,28 +41,28 @@ LOGARITHMIC = {"capital-gain": 99_999, "capital-loss": 5_000}  # from 0 to here
 
 # Of adult.names; `?` stands for a value that is missing.
 CATEGORIES: dict[str, tuple[str, ...]] = {
-    "workclass": tuple(
-        "Private Self-emp-not-inc Self-emp-inc Federal-gov Local-gov State-gov Without-pay Never-worked ?".split()
+    "workclass": listed(
+        "Private Self-emp-not-inc Self-emp-inc Federal-gov Local-gov State-gov Without-pay Never-worked ?"
     ),
-    "education": tuple(
+    "education": listed(
         "Bachelors Some-college 11th HS-grad Prof-school Assoc-acdm Assoc-voc 9th 7th-8th 12th Masters 1st-4th 10th "
-        "Doctorate 5th-6th Preschool".split()
+        "Doctorate 5th-6th Preschool"
     ),
-    "marital-status": tuple(
-        "Married-civ-spouse Divorced Never-married Separated Widowed Married-spouse-absent Married-AF-spouse".split()
+    "marital-status": listed(
+        "Married-civ-spouse Divorced Never-married Separated Widowed Married-spouse-absent Married-AF-spouse"
     ),
-    "occupation": tuple(
+    "occupation": listed(
         "Tech-support Craft-repair Other-service Sales Exec-managerial Prof-specialty Handlers-cleaners Machine-op-inspct "
-        "Adm-clerical Farming-fishing Transport-moving Priv-house-serv Protective-serv Armed-Forces ?".split()
+        "Adm-clerical Farming-fishing Transport-moving Priv-house-serv Protective-serv Armed-Forces ?"
     ),
-    "relationship": tuple("Wife Own-child Husband Not-in-family Other-relative Unmarried".split()),
-    "race": tuple("White Asian-Pac-Islander Amer-Indian-Eskimo Other Black".split()),
+    "relationship": listed("Wife Own-child Husband Not-in-family Other-relative Unmarried"),
+    "race": listed("White Asian-Pac-Islander Amer-Indian-Eskimo Other Black"),
     "sex": ("Female", "Male"),
-    "native-country": tuple(
+    "native-country": listed(
         "United-States Cambodia England Puerto-Rico Canada Germany Outlying-US(Guam-USVI-etc) India Japan Greece South "
         "China Cuba Iran Honduras Philippines Italy Poland Jamaica Vietnam Mexico Portugal Ireland France "
         "Dominican-Republic Laos Ecuador Taiwan Haiti Columbia Hungary Guatemala Nicaragua Scotland Thailand Yugoslavia "
-        "El-Salvador Trinadad&Tobago Peru Hong Holand-Netherlands ?".split()
+        "El-Salvador Trinadad&Tobago Peru Hong Holand-Netherlands ?"
     ),
 }
 GROUPS = ("sex", "race")
@@ -78,7 +78,10 @@ def read_adult(path: Path) -> Split:
     columns = dict(zip(_COLUMNS, zip(*rows, strict=True), strict=True))
     chosen = {name: labels(path, columns[name], values) for name, values in CATEGORIES.items()}
     parts = [_numbers(path, name, columns[name], low, high) for name, (low, high) in RANGES.items()]
-    parts += [np.log1p(most * _numbers(path, name, columns[name], 0, most)) / math.log1p(most) for name, most in LOGARITHMIC.items()]
+    parts += [
+        np.log1p(most * _numbers(path, name, columns[name], 0, most)) / math.log1p(most)
+        for name, most in LOGARITHMIC.items()
+    ]
     parts += [np.eye(len(CATEGORIES[name]))[numbers] for name, numbers in chosen.items()]
     incomes = labels(path, [income.rstrip(".") for income in columns["income"]], _INCOMES)
     groups = {name: np.array(chosen[name]) for name in GROUPS}

@@ -73,7 +73,7 @@ AG_NEWS = Source(
         _edition(
             _SUBSET,
             47_182,
-            "ag_news: the train part is a subset of 47,182 of the 120,000 published records; figures are not comparable with "
+            "the train part is a subset of 47,182 of the 120,000 published records; figures are not comparable with "
             "those on the whole",
         ),
     ),

@@ -17,7 +17,17 @@ from pathlib import Path
 from clipwise.types import BadArgument
 
 _MOST_MEMBERS = 1000
-_BROKEN = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, NotImplementedError, RuntimeError)
+_BROKEN = (
+    OSError,
+    EOFError,
+    ValueError,
+    zlib.error,
+    lzma.LZMAError,
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    NotImplementedError,
+    RuntimeError,
+)
 
 
 def members(path: Path, wanted: Mapping[str, int]) -> dict[str, bytes]:

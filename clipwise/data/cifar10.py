@@ -17,7 +17,9 @@ from clipwise.data.source import UNTUNED, Array, Edition, File, Recipe, Source, 
 
 _TRAIN, _TEST = 50_000, 10_000
 _ARCHIVE = "cifar10/cifar-10-binary.tar.gz"
-_INSIDE = {f"cifar-10-batches-bin/{name}.bin": 10_000 for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")}
+_INSIDE = {
+    f"cifar-10-batches-bin/{name}.bin": 10_000 for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
+}
 
 _PUBLISHED = {
     _ARCHIVE: File(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from clipwise.data.cifar_binary import images, read_binary
 from clipwise.data.planes import scaled
-from clipwise.data.source import UNTUNED, Edition, File, Recipe, Source, Split
+from clipwise.data.source import UNTUNED, Edition, File, Recipe, Source, Split, listed
 
 _ARCHIVE = "cifar100/cifar-100-binary.tar.gz"
 _TRAIN, _TEST = 50_000, 10_000
@@ -18,7 +18,7 @@ _FILES = {
     )
 }
 # The fine labels in the order of the published fine_label_names.txt, which is alphabetical.
-_CLASSES = """
+_CLASSES = listed("""
 apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
 caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant flatfish
 forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree motorcycle
@@ -26,7 +26,7 @@ mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck
 possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar
 sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle wardrobe whale
 willow_tree wolf woman worm
-""".split()
+""")
 
 
 def read_cifar100(archive: Path, train: int = _TRAIN, test: int = _TEST) -> tuple[Split, Split]:
@@ -43,7 +43,7 @@ CIFAR100 = Source(
     licence="none stated by the authors (Krizhevsky 2009)",
     how_to_get="clipwise data get cifar100",
     shape=(3, 32, 32),
-    class_names=tuple(_CLASSES),
+    class_names=_CLASSES,
     recipe=Recipe(model="cnn", expected_batch_size=1024, epochs=30, lr=0.1),
     tuning=UNTUNED,
     editions=(Edition(_FILES, lambda root: read_cifar100(root / _ARCHIVE), _TRAIN, _TEST),),

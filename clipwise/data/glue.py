@@ -51,7 +51,8 @@ def _qnli_dev_split(root: Path) -> tuple[Split, Split]:
     whole = _qnli(root / name)
     aside = held_out([sentence for _, sentence in whole.x])
     train, test = (
-        Split([pair for pair, chosen in zip(whole.x, part, strict=True) if chosen], whole.y[part]) for part in (~aside, aside)
+        Split([pair for pair, chosen in zip(whole.x, part, strict=True) if chosen], whole.y[part])
+        for part in (~aside, aside)
     )
     return train, test
 
@@ -110,7 +111,7 @@ QNLI = Source(
             _qnli_dev_split,
             4_344,
             1_119,
-            "qnli: only the dev part is here; four fifths of it were trained on and a fifth tested on: not a GLUE score",
+            "only the dev part is here; four fifths of it were trained on and a fifth tested on: not a GLUE score",
         ),
     ),
 )

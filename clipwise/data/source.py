@@ -185,6 +185,11 @@ class DataSet:
     groups: Mapping[str, Groups] = field(default_factory=dict)
 
 
+def listed(text: str) -> tuple[str, ...]:
+    """Names written one after another with blanks between them."""
+    return tuple(text.split())
+
+
 def sha256_of(path: Path) -> str:
     try:
         with path.open("rb") as handle:

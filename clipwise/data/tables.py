@@ -13,7 +13,9 @@ from clipwise.types import BadArgument
 _MOST_BYTES = 256 * 1024 * 1024  # far above the largest of these files
 
 
-def read_rows(path: Path, fields: int, *, tab: bool = False, header: bool = False, member: str | None = None) -> list[list[str]]:
+def read_rows(
+    path: Path, fields: int, *, tab: bool = False, header: bool = False, member: str | None = None
+) -> list[list[str]]:
     """The rows, each with that many fields at least. `tab`: GLUE's form, where a quote is a character like others."""
     if member is not None:
         data = members(path, {member: _MOST_BYTES})[member]

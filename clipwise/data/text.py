@@ -13,7 +13,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Protocol
 
@@ -68,7 +68,7 @@ class HashedWords:
     def encode(self, texts: Sequence[Text]) -> Array:
         buckets = self.size - _RESERVED
 
-        @lru_cache(maxsize=None)
+        @cache
         def number(word: str) -> int:  # blake2b: the same on every machine, unlike Python's own hash
             digest = hashlib.blake2b(word.encode(), digest_size=8).digest()
             return _RESERVED + int.from_bytes(digest, "big") % buckets
@@ -112,9 +112,7 @@ class Characters:
 
     @property
     def note(self) -> str:
-        return (
-            f"alphabet: {len(self.alphabet)} characters, a public list; records cut or padded to {self.length} characters"
-        )
+        return f"alphabet: {len(self.alphabet)} characters, a public list; records cut or padded to {self.length} characters"
 
     def encode(self, texts: Sequence[Text]) -> Array:
         numbers = {letter: _RESERVED + i for i, letter in enumerate(self.alphabet)}
@@ -154,9 +152,7 @@ def make_encoder(vocabulary: str, default: Encoder, training: Sequence[Text]) ->
     listed = _frequent(bounded_lines(path), most)
     if not listed:
         raise BadArgument(f"vocabulary={vocabulary!r}: the file holds no words; give a text in UTF-8")
-    origin = (
-        f"the {len(listed)} most frequent words of {path.name} (sha256 {sha256_of(path)}), which the user states is public"
-    )
+    origin = f"the {len(listed)} most frequent words of {path.name} (sha256 {sha256_of(path)}), which the user states is public"
     return ListedWords(listed, default.length, origin)
 
 

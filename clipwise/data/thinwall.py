@@ -50,7 +50,9 @@ def _read_labels(path: Path) -> tuple[list[str], Array]:
         raise BadArgument(f"{path} names no images; give one a line, as file,label")
     names, texts = zip(*pairs, strict=True)
     if None in names or any(text is None or text.strip() not in ("0", "1") for text in texts):
-        raise BadArgument(f"{path} has labels that are not 0 (healthy) or 1 (porous), or rows without one; correct the file")
+        raise BadArgument(
+            f"{path} has labels that are not 0 (healthy) or 1 (porous), or rows without one; correct the file"
+        )
     return list(names), np.array([int(text) for text in texts])
 
 
