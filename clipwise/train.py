@@ -23,6 +23,7 @@ from clipwise.keystream import Key
 from clipwise.report import Statement
 from clipwise.run import Run
 from clipwise.sampling import PoissonLoader, PoissonSampler, check_loader
+from clipwise.schedules import ScheduleLike
 from clipwise.step import private_step
 from clipwise.types import BadArgument
 
@@ -82,6 +83,8 @@ def fit(
     ledger: str | Path | None = None,
     max_physical_batch: int | None = None,
     groups: Callable[[Any], Tensor] | None = None,
+    schedule: ScheduleLike = None,
+    allow_unsound: bool = False,
     on_epoch: Callable[[dict[str, Any]], None] | None = None,
     on_step: Callable[[int, int], None] | None = None,
 ) -> Fit:
@@ -89,7 +92,8 @@ def fit(
     comparison.
 
     `train` and `test` are data sets of (input, target); `loss(output, target)` is a mean over the rows. `optimizer`
-    makes the optimizer from the parameters (SGD with momentum by default). `on_epoch` gets each line of the history,
+    makes the optimizer from the parameters (SGD with momentum by default). `schedule` changes the noise over the run;
+    `allow_unsound` runs a method without a valid guarantee (see `attach`). `on_epoch` gets each line of the history,
     `on_step` (steps done, steps planned).
     """
     validate.count("epochs", epochs)
@@ -132,6 +136,8 @@ def fit(
         seed=seed,
         ledger=ledger,
         groups=groups,
+        schedule=schedule,
+        allow_unsound=allow_unsound,
         notify=lambda message: warnings.warn(message, stacklevel=2),
     )
     run.engine.install()
@@ -158,7 +164,7 @@ def fit(
                 epoch,
                 run.state.step,
                 epsilon=spent,
-                noise_multiplier=run.plan.noise_multiplier,
+                noise_multiplier=run.plan.total(run.state.step - 1),
                 **_public_numbers(run.state.method),
             )
             if affordable < per_epoch:

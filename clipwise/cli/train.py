@@ -50,10 +50,20 @@ def train(
     epsilon: Annotated[float | None, typer.Option(help="The budget; inf trains without privacy.")] = None,
     noise_multiplier: Annotated[float | None, typer.Option(help="Noise std / l2 bound, instead of --epsilon.")] = None,
     delta: Annotated[float | None, typer.Option(help="Below 1 / number of records.")] = None,
+    schedule: Annotated[
+        str | None,
+        typer.Option(help="Of the noise: constant, linear, time, step, exponential, dynamic or levels:1,0.9,..."),
+    ] = None,
+    decay: Annotated[float | None, typer.Option(help="R of the schedule.")] = None,
+    every: Annotated[int | None, typer.Option(help="D of the step schedule, in epochs.")] = None,
+    allow_unsound: Annotated[
+        bool | None,
+        typer.Option("--allow-unsound", help="Run a method without a valid guarantee; epsilon is infinite."),
+    ] = None,
     epochs: Annotated[int | None, typer.Option(help="Expected passes over the data.")] = None,
     batch: Annotated[int | None, typer.Option(help="Expected batch size.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
-    optimizer: Annotated[str | None, typer.Option(help="sgd, adam, adamw or rmsprop.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="sgd, adam, adamw, rmsprop or adam-wosm.")] = None,
     momentum: Annotated[float | None, typer.Option(help="Of sgd or rmsprop.")] = None,
     weight_decay: Annotated[float | None, typer.Option(help="L2 penalty.")] = None,
     seed: Annotated[int | None, typer.Option(help="For studies; without one, randomness is the system's own.")] = None,
@@ -67,6 +77,7 @@ def train(
 ) -> None:
     """Train a model privately. Every option has a default: `clipwise train` alone is the demo."""
     from clipwise.config import make_config, read_config
+    from clipwise.schedules import written
 
     options = dict(map(_method_option, method_option or []))
     if threshold is not None:
@@ -84,6 +95,8 @@ def train(
         "epsilon": epsilon,
         "noise_multiplier": noise_multiplier,
         "delta": delta,
+        "schedule": written(schedule, decay, every),
+        "allow_unsound": allow_unsound,
         "epochs": epochs,
         "batch": batch,
         "lr": lr,
@@ -200,6 +213,8 @@ def _fit(settings: TrainConfig, dataset: DataSet, network: nn.Module, folder: Ru
             method=settings.method,
             method_options=options,
             groups=groups,
+            schedule=settings.schedule,
+            allow_unsound=settings.allow_unsound,
             optimizer=settings.make_optimizer,
             test=dataset.test,
             seed=settings.seed,
@@ -238,6 +253,8 @@ def _write(settings: TrainConfig, dataset: DataSet, fit: Fit, folder: RunFolder)
             "delta": fit.delta,
             "accountant": fit.accountant,
             "noise_multiplier": fit.noise_multiplier,
+            "noise_schedule": fit.statement.noise_schedule,
+            **({} if statement.claimed_epsilon is None else {"claimed_epsilon": statement.claimed_epsilon}),
             "sample_rate": fit.sample_rate,
             "steps": fit.steps,
             "accuracy": fit.accuracy,
