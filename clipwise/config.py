@@ -19,6 +19,7 @@ from pydantic_core import ErrorDetails
 
 from clipwise import validate
 from clipwise.data import DataSet, is_file
+from clipwise.data.text import in_full
 from clipwise.schedules import make_schedule
 from clipwise.types import BadArgument
 
@@ -158,6 +159,9 @@ class TrainConfig(BaseModel):
         return self.model_copy(
             update={
                 "data": str(Path(self.data).resolve()) if is_file(self.data) else self.data,
+                "vocabulary": in_full(self.vocabulary, dataset.vocabulary_size or 0)
+                if dataset.kind == "text"
+                else None,
                 "model": self.model or recipe.model,
                 "method_options": options,
                 "epsilon": 3.0 if self.epsilon is None and self.noise_multiplier is None else self.epsilon,

@@ -7,7 +7,9 @@ records that no budget pays for, so features stay as they are unless the user st
 from __future__ import annotations
 
 import csv
+import os
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -70,9 +72,21 @@ def own_recipe(shape: tuple[int, ...], records: int) -> Recipe:
 
 def _read_npz(path: Path) -> list[tuple[Array, Array]]:
     try:
+        _refuse_above_memory(path)
         with np.load(path, allow_pickle=False) as file:  # a pickle could run code
             arrays = {name: file[name] for name in ("x", "y", "x_test", "y_test") if name in file.files}
-    except (OSError, EOFError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+    except BadArgument:
+        raise
+    except (
+        OSError,
+        EOFError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        MemoryError,
+        zlib.error,
+        zipfile.BadZipFile,
+    ) as error:
         raise BadArgument(
             f"{path} cannot be read as a .npz file of plain arrays ({error}); make one with "
             "numpy.savez(path, x=..., y=...), with numbers and no objects in it"
@@ -84,6 +98,23 @@ def _read_npz(path: Path) -> list[tuple[Array, Array]]:
                 f"{path} has no array {missing[0]!r}; store {names[0]} and {names[1]} both, with numpy.savez"
             )
     return [(arrays[x], arrays[y]) for x, y in (("x", "y"), ("x_test", "y_test")) if x in arrays]
+
+
+def _refuse_above_memory(path: Path) -> None:
+    """A small file can unpack to more than the machine has: what it promises is looked at before anything is read."""
+    with zipfile.ZipFile(path) as archive:
+        promised = sum(member.file_size for member in archive.infolist())
+    if promised > _memory():
+        raise BadArgument(
+            f"{path} unpacks to {promised:,} bytes, and this machine has {_memory():,} of memory; give a smaller file"
+        )
+
+
+def _memory() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not a POSIX system
+        return 64 * 1024**3
 
 
 def _read_csv(path: Path, label: str | None) -> tuple[Array, Array, list[str]]:

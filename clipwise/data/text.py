@@ -28,6 +28,7 @@ Text = str | tuple[str, str]  # a pair is two texts with a separator between the
 PADDING, UNKNOWN, SEPARATOR = 0, 1, 2
 _RESERVED = 3  # the three above
 _MOST_TOKENS = 1_000_000
+_BY_NAME = ("hashed", "training")
 _WORD = re.compile(r"\w+(?:'\w+)?|[!?]")  # words, contractions whole; of the punctuation only what carries a mood
 
 
@@ -124,12 +125,18 @@ class Characters:
         return _fill(texts, row, self.length)
 
 
+def in_full(vocabulary: str | None, size: int) -> str:
+    """The user's words with nothing left to a default: `hashed:16384`, or a whole path with a size."""
+    name, _, number = (vocabulary or "hashed").rpartition(":")
+    if not (name and number.isdecimal()):
+        name, number = vocabulary or "hashed", str(size)
+    return f"{name if name in _BY_NAME else Path(name).resolve()}:{number}"
+
+
 def make_encoder(vocabulary: str, default: Encoder, training: Sequence[Text]) -> Encoder:
     """The encoder that the user's words name: `hashed`, `training` or the path of a public text, each perhaps with a size
     (`hashed:8192`). The size counts every token number, the three reserved ones too."""
-    name, colon, number = vocabulary.rpartition(":")
-    if not (colon and number.isdecimal()):
-        name, number = vocabulary, str(default.size)
+    name, _, number = in_full(vocabulary, default.size).rpartition(":")
     size = int(number)
     if not _RESERVED < size <= _MOST_TOKENS:
         raise BadArgument(f"vocabulary={vocabulary!r}: a size of {size} is not in {_RESERVED + 1}..{_MOST_TOKENS}")
