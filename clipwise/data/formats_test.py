@@ -144,11 +144,11 @@ def test_glue_as_published(published):
 
 
 def test_ag_news_as_published(published):
-    rows = b'"3","Wall St. #39;s ""Bears""","Short\\sellers quot;see"\n"1","a","b"\n'
+    rows = b'"3","The street #39;s ""Bears""","Short\\sellers quot;see"\n"1","a","b"\n'
     news = published("ag_news", train=rows, test=rows)
     assert news.train.tensors[1].tolist() == [2, 0]
-    # wall st's bears short sellers see
-    assert (news.train.tensors[0][0] != 0).sum() == 7
+    # the street's bears short sellers see
+    assert (news.train.tensors[0][0] != 0).sum() == 6
     assert not any("subset" in note for note in news.notes)
 
 
