@@ -160,6 +160,12 @@ class Run:
             low, high = (middle, high) if fits(middle) else (low, middle)
         return low
 
+    def public_values(self) -> dict[str, float]:
+        """The noise of the last step, and the numbers of the method's state (its threshold, ...): released or public."""
+        own = self.state.method._asdict().items()
+        numbers = {name: float(value) for name, value in own if isinstance(value, int | float)}
+        return {"noise_multiplier": self.plan.total(max(0, self.state.step - 1)), **numbers}
+
     def exhausted(self) -> BudgetExhausted:
         plan = self.plan
         return BudgetExhausted(

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from clipwise.run_folder import RunFolder
     from clipwise.train import Fit
 
+PATH_POINTS = 1000  # of path.jsonl, at most
+
 
 def train(
     data: Annotated[str | None, typer.Option(help="A name from `clipwise data`, or a .npz or .csv file.")] = None,
@@ -187,16 +189,20 @@ def _fit(settings: TrainConfig, dataset: DataSet, network: nn.Module, folder: Ru
     if METHODS[settings.method].needs_groups:  # the groups of a classification data set are its classes
         options, groups = {"number_of_groups": dataset.classes, **options}, _target
     lines: list[dict[str, Any]] = []
+    path: list[dict[str, Any]] = []
     console = output.messages()
     with _notices_on(console), _progress(console, quiet) as progress:
         task = progress.add_task("calibrating the noise", total=None)
 
-        def on_step(done: int, planned: int) -> None:
-            progress.update(task, completed=done, total=planned)
+        def on_step(values: dict[str, Any], planned: int) -> None:
+            progress.update(task, completed=values["step"], total=planned)
+            if values["step"] % math.ceil(planned / PATH_POINTS) == 0:
+                path.append(output.finite(values))
 
         def on_epoch(line: dict[str, Any]) -> None:
             lines.append(output.finite(line))
             folder.write_lines("metrics.jsonl", lines)
+            folder.write_lines("path.jsonl", path)
             text = f"epoch {line['epoch']}/{settings.epochs}  {_figures(line['accuracy'], line['epsilon'])}"
             progress.update(task, description=text)
             if not (quiet or console.is_terminal):
