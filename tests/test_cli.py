@@ -29,7 +29,15 @@ KEYS = {
     *("method", "data", "model", "epsilon", "delta", "accountant", "noise_multiplier"),
     *("sample_rate", "steps", "accuracy", "run_dir"),
 }
-FILES = {"config.toml", "metrics.jsonl", "ledger.jsonl", "model.safetensors", "statement.md", "result.json"}
+FILES = {
+    "config.toml",
+    "metrics.jsonl",
+    "path.jsonl",
+    "ledger.jsonl",
+    "model.safetensors",
+    "statement.md",
+    "result.json",
+}
 
 
 @pytest.fixture(autouse=True)
