@@ -32,13 +32,17 @@ def time_clipping(
     groups = [others[i : i + GROUP] for i in range(0, len(others), GROUP)]
     figures: dict[str, dict[str, Any]] = {}
     for place, group in enumerate(groups):
+
+        def show(done: int, total: int, place: int = place) -> None:
+            progress(place * total + done, len(groups) * total)
+
         times, alive = timing.time_interleaved(
             {name: partial(_stepper, workload, name) for name in (BASE, *group)},
             rounds=rounds,
             seconds=0.0,
             most=rounds,
             least=rounds,
-            progress=lambda done, total, place=place: progress(place * total + done, len(groups) * total),
+            progress=show,
         )
         figures |= {name: times.summary(name, base=BASE) | {"target": target(name)} for name in group}
         for stepper in alive.values():

@@ -105,9 +105,11 @@ def compare_clipping(models: Sequence[str], names: Sequence[str], rounds: int, p
     comparison = Comparison(versions=_versions(()), machine=_machine())
     for i, model in enumerate(models):
         spec = {"task": "clipping", "model": model, "names": list(names), "rounds": rounds}
-        figures = _work(
-            spec, worker.TIMING_MALLOC, lambda part, i=i, model=model: progress(model, (i + part) / len(models))
-        )
+
+        def show(part: float, i: int = i, model: str = model) -> None:
+            progress(model, (i + part) / len(models))
+
+        figures = _work(spec, worker.TIMING_MALLOC, show)
         for name, figure in figures.items():
             met = _met(figure.get("time_ratio"), figure["target"])
             comparison.rows.append({"model": model, "clipping": name, **figure, "met": met})
