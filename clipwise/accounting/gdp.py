@@ -1,14 +1,14 @@
 """Gaussian differential privacy: exact without sampling, and a limit theorem for sampled runs that is *not* a bound.
 
-Formal guarantee: `gaussian_epsilon` and `gdp_epsilon` are exact (rounded up) for Gaussian releases of the whole data set:
-n releases with noise multipliers s_i are one with mu^2 = sum 1 / s_i^2, and
+Formal guarantee: `gaussian_epsilon` and `gdp_epsilon` are exact (rounded up) for Gaussian releases of the whole data
+set: n releases with noise multipliers s_i are one with mu^2 = sum 1 / s_i^2, and
 
     delta(epsilon) = Phi(mu/2 - epsilon/mu) - exp(epsilon) Phi(-mu/2 - epsilon/mu).
 
 There is none for `clt_estimate`. A central limit theorem says that many Poisson-sampled steps look like one Gaussian
-release with mu^2 = sum q^2 (exp(1/s^2) - 1), in the limit of small rates and many steps; at any finite number of steps the
-figure may lie below the truth, and in practice it does (`gdp_test.py` holds a case). It exists to recompute what papers claim
-with it, and comes in a type of its own, which nothing that expects a bound accepts.
+release with mu^2 = sum q^2 (exp(1/s^2) - 1), in the limit of small rates and many steps; at any finite number of steps
+the figure may lie below the truth, and in practice it does (`gdp_test.py` holds a case). It exists to recompute what
+papers claim with it, and comes in a type of its own, which nothing that expects a bound accepts.
 
 References: Dong, Roth, Su, "Gaussian differential privacy" (2022), Corollaries 1 and 3.3; Bu, Dong, Long, Su, "Deep
 learning with Gaussian differential privacy" (2020), Section 3; Balle and Wang (2018), Theorem 8.

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
 
 from clipwise.cli import output
 from clipwise.types import BadArgument
+
+if TYPE_CHECKING:
+    from clipwise.accounting.claims.page import Section
+
+_WIDE = 160  # columns in which the inputs of a row fit beside its figures
 
 
 def claims(
@@ -24,7 +30,10 @@ def claims(
     ] = None,
     as_json: output.JsonOption = False,
 ) -> None:
-    """Privacy figures that papers publish, recomputed, and what every step counted costs."""
+    """Privacy figures that papers publish, recomputed, and what every step counted costs.
+
+    An honest figure is null in JSON where no finite epsilon holds; for RDP also above 100, where it is not trusted.
+    """
     from clipwise.accounting.claims import PAPERS, page, rows
 
     todo = rows(paper)
@@ -38,21 +47,40 @@ def claims(
             found.append(row())
             progress.update(task, advance=1, description=f"{found[-1].paper}, {found[-1].table}")
     if markdown is not None:
-        markdown.write_text(page.markdown(found, shlex.join(["clipwise", *sys.argv[1:]])), encoding="utf-8")
+        chosen = [] if paper is None else ["--paper", paper]
+        command = shlex.join(["clipwise", "claims", *chosen, "--markdown", str(markdown)])
+        markdown.write_text(page.markdown(found, command), encoding="utf-8")
     if as_json:
         output.print_json([dataclasses.asdict(claim) for claim in found])
         return
-    out, last = Console(), None
+    # A pipe has no width of its own: wide enough there for nothing to be folded.
+    out = Console() if Console().is_terminal else Console(width=_WIDE)
+    last = None
     for section in page.sections(found):
         number = section.title[:3]
         if number != last:
-            out.print(f"\n[bold]{number}[/]: {escape(PAPERS[number].TITLE)}\n")
-            last = number
-        out.print(section.shared, markup=False, highlight=False)
-        output.print_table(section.title, page.COLUMNS, section.cells)
-        for place, note in enumerate(section.notes, 1):
-            out.print(f"[{place}] {note}", markup=False, highlight=False)
-        out.print()
+            out.rule(f"{number}: {PAPERS[number].TITLE}")
+        last = number
+        _print(out, section)
+
+
+def _print(out: Console, section: Section) -> None:
+    """In a narrow terminal without the inputs of single rows, which --json and --markdown have."""
+    from clipwise.accounting.claims import page
+
+    columns = [name for name in page.COLUMNS if name != "inputs" or out.width >= _WIDE]
+    table = Table(title=section.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in columns:
+        number = name not in ("row", "inputs", "why")
+        table.add_column(name, justify="right" if number else "left", no_wrap=number, overflow="fold")
+    for cells in section.cells:
+        shown = zip(page.COLUMNS, cells, strict=True)
+        table.add_row(*(Text(cell) for name, cell in shown if name in columns))
+    out.print(table)
+    out.print(Text(section.shared))
+    for place, note in enumerate(section.notes, 1):
+        out.print(Text(f"[{place}] {note}"))
+    out.print()
 
 
 def _progress(console: Console) -> Progress:

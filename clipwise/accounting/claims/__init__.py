@@ -1,9 +1,9 @@
 """Claims: the privacy figures that four papers publish, recomputed by the papers' own formulas, beside honest ones.
 
-**Nothing here is a guarantee.** The closed forms are the papers', with their errors; a test keeps every other part of the
-package, except the command that prints this table, from importing them. Honest figures come from `clipwise.accounting`,
-with every step counted. One file a paper, each with `PAPER`, `TITLE`, `introduction()` and `rows()`; a row is a function, so
-that a command can show its progress.
+**Nothing here is a guarantee.** The closed forms are the papers', with their errors; a test keeps every other part of
+the package, except the command that prints this table, from importing them. Honest figures come from
+`clipwise.accounting`, with every step counted. One file a paper, each with `PAPER`, `TITLE`, `introduction()` and
+`rows()`; a row is a function, so that a command can show its progress.
 """
 
 from __future__ import annotations

@@ -19,9 +19,9 @@ Inputs = Mapping[str, float | int | str]
 class Claim:
     """`published` and `recomputed` are epsilons unless `inputs["published_is"]` names something else.
 
-    `recomputed` is None where the paper does not print an input that its formula needs. The honest figures are epsilons
-    always, at the claim's delta; infinity says that no guarantee holds, or, for RDP alone, that it exceeds the 100 up to
-    which RDP is trusted.
+    `recomputed` is None where the paper does not print an input that its formula needs. The honest figures are
+    always epsilons, at the claim's delta; infinity says that no guarantee holds, or, for RDP alone, that it exceeds
+    the 100 up to which RDP is trusted.
     """
 
     paper: str
@@ -89,5 +89,5 @@ def _levels(schedule: Schedule, steps: int, rate: float) -> tuple[tuple[float, i
 
 
 def differs_from_print(recomputed: float, published: float, decimals: int) -> bool:
-    """Whether rounding the recomputed figure as the paper prints its figures gives another one."""
-    return abs(recomputed - published) > 0.5001 * 10**-decimals
+    """Whether neither rounding nor cutting the recomputed figure to so many decimals gives the printed one."""
+    return abs(recomputed - published) >= 10**-decimals

@@ -1,10 +1,12 @@
 """The closed forms of papers 000 and 001, as published, with their errors. Claims, not bounds.
 
-    rho = 13 q^2 C^2 S / (2 sigma_0^2),  S = "sum over epochs of sigma_0^2 / sigma_e^2",  epsilon = rho + 2 sqrt(rho ln(1/delta))
+    rho = 13 q^2 C^2 S / (2 sigma_0^2),  S = sum over epochs of sigma_0^2 / sigma_e^2
+    epsilon = rho + 2 sqrt(rho ln(1/delta))
 
-Errors that are kept: S has a term for each epoch, where a run takes 1/q steps an epoch; C^2 multiplies rho although the
-noise is already sigma C; for the step decay, 000 (Table 8, eq. 42) and 001's Tables 16 and 17 divide the sum over stages by
-their length D, where each stage contributes D epochs (001's Table 2 multiplies). `clipwise.accounting.tcdp` is the sound form.
+Errors that are kept: S has a term for each epoch, where a run takes 1/q steps an epoch; C^2 multiplies rho although
+the noise is already sigma C; for the step decay, 000 (Table 8, eq. 42) and 001's Tables 16 and 17 divide the sum over
+stages by their length D, where each stage contributes D epochs (001's Table 2 multiplies). The sound form is in
+`clipwise.accounting.tcdp`.
 """
 
 from __future__ import annotations

@@ -21,14 +21,14 @@ _GRID = 9  # runs that DC-SGD-P's percentile takes (Table I)
 _SMALL = 1.2  # Section V-C: "in most experiments (sigma is less than 1.2)"
 
 _WHY = (
-    "Stands: a one-hot histogram moves by 1, and both queries on a batch are one Gaussian query with sigma (Theorem 2); the "
-    "honest columns count the T + 1 releases of the loop 't = 0 to T', and delta = 1/n is the largest that means anything. "
-    "The sigma is not printed, and is calibrated here by RDP, as the paper says."
+    "Stands: a one-hot histogram moves by 1, and both queries on a batch are one Gaussian query with sigma "
+    "(Theorem 2); the honest columns count the T + 1 releases of the loop 't = 0 to T', and delta = 1/n is the "
+    "largest that means anything. The sigma is not printed, and is calibrated here by RDP, as the paper says."
 )
 _WHY_GRID = " All nine runs of the grid are composed."
 _WHY_SMALL = (
-    "Stands: the largest sigma of Tables IV and V, found here by RDP calibration, is that of MNIST at epsilon 1; its run is the "
-    "one in the honest columns."
+    "Stands: the largest sigma of Tables IV and V, found here by RDP calibration, is that of MNIST at epsilon 1; "
+    "its run is the one in the honest columns."
 )
 
 
@@ -89,14 +89,15 @@ def _small() -> Claim:
 def introduction() -> str:
     total = _sigma("CIFAR10", 2.0, 1)
     return f"""\
-The privacy analysis holds. A record falls in one bin of the histogram of norms, so that the histogram moves by 1 in l2; gradient and histogram are
-released from the same batch, and dividing each by its noise makes them one Gaussian query with sigma^-2 = sigma_T^-2 + sigma_H^-2, sampled once
-(Theorem 2). On CIFAR10 at epsilon 2, sigma = {total:.4f} splits into sigma_H = 5 and sigma_T = {gradient_share(total, [5.0]):.4f}. Calibrating the total first and
-handing out shares, as the paper does, is what Clipwise does too.
+The privacy analysis holds. A record falls in one bin of the histogram of norms, so that the histogram moves by 1 in l2;
+gradient and histogram are released from the same batch, and dividing each by its noise makes them one Gaussian query
+with sigma^-2 = sigma_T^-2 + sigma_H^-2, sampled once (Theorem 2). On CIFAR10 at epsilon 2, sigma = {total:.4f} splits into
+sigma_H = 5 and sigma_T = {gradient_share(total, [5.0]):.4f}. Calibrating the total first and handing out shares, as the
+paper does, is what Clipwise does too.
 
-Three remarks. The loop "t = 0 to T" makes T + 1 releases; the honest columns count them. delta = 1/n is on the boundary where publishing one random record
-would satisfy the definition; Clipwise refuses it and recommends 1 / (10 n). And releasing the histogram of a batch before clipping the same batch with
-it would not be a privacy problem: the delay by one step is a convenience.
+Three remarks. The loop "t = 0 to T" makes T + 1 releases; the honest columns count them. delta = 1/n is on the boundary
+where publishing one random record would satisfy the definition; Clipwise refuses it. And releasing the histogram of a
+batch before clipping the same batch with it would not be a privacy problem: the delay by one step is a convenience.
 
-Tables II (Liu-Talwar selection) is not recomputed here.
+Table II (Liu-Talwar selection) is not recomputed here.
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
+from clipwise.accounting.calibrate import calibrate
 from clipwise.accounting.claims import closed_forms
 from clipwise.accounting.claims.claim import Claim, Setting, differs_from_print
 from clipwise.accounting.claims.lemma_table import preconditions
@@ -12,8 +13,8 @@ from clipwise.schedules import Schedule
 
 PAPER = "001"
 TITLE = (
-    "DP-SGD-Global-Adapt-V2-S: triad improvements of privacy, accuracy and fairness via step decay noise multiplier and "
-    "step decay upper clipping threshold"
+    "DP-SGD-Global-Adapt-V2-S: triad improvements of privacy, accuracy and fairness via step decay noise "
+    "multiplier and step decay upper clipping threshold"
 )
 
 _MNIST = Setting("MNIST", 60_000, 64, 100, 1e-5)
@@ -34,22 +35,22 @@ _DECAYS = {  # Figure 3 names the rates
 }
 
 _WHY_TABLES = (
-    "The printed sigma_0 comes from dividing by the stage length K, where the paper's own Table 2 multiplies by K (and gives it "
-    "epsilon_by_table_2); epochs are composed where steps were taken; and with omega below 1 no (epsilon, delta) statement "
-    "follows from the lemma."
+    "The printed sigma_0 comes from dividing by the stage length K, where the paper's own Table 2 multiplies by K "
+    "(and gives it epsilon_by_table_2); epochs are composed where steps were taken; and with omega below 1 no "
+    "(epsilon, delta) statement follows from the lemma."
 )
 _WHY_EPOCHS = (
-    "Epochs are composed where steps were taken, and the lemma covers none of these noise levels (rho <= 0.1 fails, omega is "
-    "below 1); sigma_0 is not printed, and is worked back from the paper's formula."
+    "Epochs are composed where steps were taken, and the lemma covers none of these noise levels (rho <= 0.1 "
+    "fails, omega is below 1); sigma_0 is not printed, and is worked back from the paper's formula."
 )
 _WHY_STEP = (
-    "Recomputed by the paper's Table 2, where K multiplies, while its sigma_0 follow from a form where K divides; besides, epochs are "
-    "composed where steps were taken, and the lemma covers none of these noise levels."
+    "Recomputed by the paper's Table 2, where K multiplies, while its sigma_0 follow from a form where K divides; "
+    "besides, epochs are composed where steps were taken, and the lemma covers none of these noise levels."
 )
 _WHY_INFERRED = " The sigma_0 is not printed, and is worked back from the form that reproduces Tables 16 and 17."
 _WHY_THINWALL = (
-    " The claim's delta of 1e-3 exceeds 1/n, which publishing one random record would meet; epochs are those of the figures' "
-    "captions, and the batch is the text's 32 (the captions say 64)."
+    " The claim's delta of 1e-3 exceeds 1/n, which publishing one random record would meet; epochs are those of "
+    "the figures' captions, and the batch is the text's 32 (the captions say 64)."
 )
 
 
@@ -124,26 +125,35 @@ def introduction() -> str:
         closed_forms.claimed_sum(step, 100, stage_length_divides=False), _RHO_OF_TABLES, q
     )
     plain = closed_forms.claimed_noise(100, _RHO_OF_TABLES, q)
+    by_table_2, repaired_pld = _by_table_2(_MNIST, step, noise), _MNIST.honest(repaired, step).pld
+    needed = calibrate(1.0, _MNIST.delta, q, _MNIST.steps, "rdp")
     return f"""\
-The mechanism is sound: every weight keeps a record's contribution within c_0, and the upper threshold follows a public schedule. The privacy
-figures are the question, since sigma_0 is chosen by them.
+The mechanism is sound: every weight keeps a record's contribution within c_0, and the upper threshold follows a public
+schedule. The privacy figures are the question, since sigma_0 is chosen by them.
 
-**Epochs instead of steps.** Equation 12 sums 1 / sigma_e^2 over epochs, as paper 000 does; MNIST at batch 64 takes {1 / q:g} steps an epoch. The noise
-multipliers that follow are about a sixth of what one epoch's worth of steps would need: without decay, epsilon 1 is claimed for sigma = {plain:.4f}.
+**Epochs instead of steps.** Equation 12 sums 1 / sigma_e^2 over epochs, as paper 000 does; MNIST at batch 64 takes
+{1 / q:g} steps an epoch. Without decay, epsilon 1 is claimed for sigma = {plain:.4f}; with every step counted, RDP asks
+for {needed:.4f}.
 
-**K on the wrong side.** Section 8.2 derives sigma_p^2 = R^p sigma_0^2 / K, so that K multiplies rho (Table 2), while Section 4.3 still has
-sigma_p^2 = D sigma_0^2 R^p. Tables 16 and 17 follow the latter: sigma_0 = sqrt(13 q^2 (1/K) (1 - R^P) / (R^(P-1) - R^P) / (2 rho)) with
-rho = {_RHO_OF_TABLES} (read off Figure 9; the exact value for epsilon 1 is {exact:.5f}) gives every printed digit. By the paper's own Table 2, sigma_0 = {noise}
-stands for epsilon {_by_table_2(_MNIST, step, noise):.2f}. Had K multiplied, sigma_0 would have been {repaired:.4f}, which still costs {_MNIST.honest(repaired, step).pld:,.0f} when every step is counted.
+**K on the wrong side.** Section 8.2 derives sigma_p^2 = R^p sigma_0^2 / K, so that K multiplies rho (Table 2), while
+Section 4.3 still has sigma_p^2 = D sigma_0^2 R^p. Tables 16 and 17 follow the latter:
 
-**Preconditions.** The sampling lemma needs rho <= 0.1, sigma of at least 2.2361, at every step, and a delta of at least exp(-(omega - 1)^2 rho), for
-which omega has to exceed 1. The noise multipliers of the runs at epsilon 1, the first and the last of the step decay:
+    sigma_0 = sqrt(13 q^2 (1/K) (1 - R^P) / (R^(P-1) - R^P) / (2 rho)),  P = E / K
+
+with rho = {_RHO_OF_TABLES} (read off Figure 9; the exact value for epsilon 1 is {exact:.5f}) gives every printed digit.
+By the paper's own Table 2, sigma_0 = {noise} stands for epsilon {by_table_2:.2f}. Had K multiplied, sigma_0 would have
+been {repaired:.4f}, which still costs {repaired_pld:,.0f} when every step is counted.
+
+**Preconditions.** The sampling lemma needs rho <= 0.1, a sigma of at least 2.2361, at every step, and a delta of at
+least exp(-(omega - 1)^2 rho), for which omega has to exceed 1. At epsilon 1: the sigma without decay, and the first and
+the last of the step decay:
 
 {preconditions((plain, noise, last), q)}
 
-omega is that of the least noisy step; the paper's 1/K in it (eq. 30) is not needed.
+omega is that of the least noisy step; the 1/K in the paper's (eq. 30) is not needed.
 
-**delta above 1/n.** Thinwall trains on {n} images, so that delta = 1e-3 exceeds 1/n = {1 / n:.2g}: publishing one random record outright would satisfy it.
+**delta above 1/n.** Thinwall trains on {n} images, so that delta = 1e-3 exceeds 1/n = {1 / n:.2g}: publishing one
+random record outright would satisfy it.
 
-What is not covered: the unbalanced MNIST runs, whose number of records is not printed.
+What is not covered: the runs on unbalanced MNIST, whose number of records is not printed.
 """

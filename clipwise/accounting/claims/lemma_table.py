@@ -1,4 +1,4 @@
-"""Which preconditions of tCDP's amplification lemma hold at some noise levels: a table for the papers' introductions."""
+"""Which preconditions of tCDP's amplification lemma fail at some noise levels: a table for the introductions."""
 
 from __future__ import annotations
 

@@ -6,28 +6,34 @@ Inputs that are the same in all rows stand above the table, and sentences that m
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Collection, Iterable, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
 from clipwise.accounting.claims import PAPERS, Claim
+from clipwise.accounting.claims.claim import Inputs
 
 COLUMNS = ("row", "published", "recomputed", "honest RDP", "honest PLD", "inputs", "why")
 
 _HEAD = """\
 # Published privacy figures, recomputed
 
-Made by `{command}`. Four papers that Clipwise builds on publish privacy figures; here each stands beside what its own formula gives with our code, and beside
-what the run costs when every step is counted. The papers' ideas are what Clipwise implements, and most of their mechanisms are sound: this page is about figures, so that
-nobody compares a Clipwise epsilon with one that was computed differently.
+Made by `{command}`.
 
-- **published** is what the paper prints, an epsilon unless the table says otherwise.
+Four papers that Clipwise builds on publish privacy figures; here each stands beside what its own
+formula gives with our code, and beside what the run costs when every step is counted. The papers' ideas are what
+Clipwise implements, and most of their mechanisms are sound: this page is about figures, so that nobody compares a
+Clipwise epsilon with one that was computed differently.
+
+- **published** is what the paper prints: an epsilon, unless the table says otherwise.
 - **recomputed** is the paper's own formula with our code; "-" where the paper does not print an input that it needs.
-- **honest RDP** and **honest PLD** are upper bounds on epsilon by Clipwise's two accountants, for Poisson batches and neighbours that differ by one record, at the claim's
-  delta, every step counted. PLD is tight. RDP is not trusted above 100. "none" says that no finite epsilon holds.
+- **honest RDP** and **honest PLD** are upper bounds on epsilon by Clipwise's two accountants, at the claim's delta,
+  with every step counted, for Poisson batches and neighbours that differ by one record. PLD is tight; RDP is not trusted
+  above 100. "none" says that no finite epsilon holds.
 - **why** points to the notes below each table.
 
-`clipwise claims --json` prints the same rows for programs.
+`clipwise claims --json` prints the same rows for programs (null for "-", "none" and "above 100").
 """
 
 
@@ -48,20 +54,24 @@ def sections(claims: Iterable[Claim]) -> list[Section]:
 def _section(claims: Sequence[Claim]) -> Section:
     first = claims[0]
     shared = {key: value for key, value in first.inputs.items() if all(c.inputs.get(key) == value for c in claims)}
-    notes = list(dict.fromkeys(claim.why for claim in claims))
+    notes = list(dict.fromkeys(sentence for claim in claims for sentence in _sentences(claim.why)))
     cells = [
         [
             claim.row,
-            figure(claim.published),
+            f"{claim.published:.7g}",
             figure(claim.recomputed),
             figure(claim.honest_rdp, beyond="none" if math.isinf(claim.honest_pld) else "above 100"),
             figure(claim.honest_pld),
-            _listed({key: value for key, value in claim.inputs.items() if key not in shared}),
-            f"[{notes.index(claim.why) + 1}]",
+            _listed(claim.inputs, shared, claim.row),
+            "".join(f"[{notes.index(sentence) + 1}]" for sentence in _sentences(claim.why)),
         ]
         for claim in claims
     ]
     return Section(f"{first.paper}, {first.table}", _listed(shared), cells, notes)
+
+
+def _sentences(text: str) -> list[str]:
+    return re.split(r"(?<=\.) (?=[A-Z])", text)
 
 
 def figure(value: float | None, beyond: str = "none") -> str:
@@ -69,15 +79,23 @@ def figure(value: float | None, beyond: str = "none") -> str:
         return "-"
     if math.isinf(value):
         return beyond
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.7g}" if value == round(value, 4) else f"{value:.5g}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4f}"
 
 
-def _listed(inputs: dict[str, float | int | str]) -> str:
-    return ", ".join(f"{key} {value if isinstance(value, str) else _short(value)}" for key, value in inputs.items())
+def _listed(inputs: Inputs, shared: Collection[str] = (), row: str = "") -> str:
+    """Inputs by name, without those that stand above the table or in the name of the row."""
+    listed = {key: value if isinstance(value, str) else _short(value) for key, value in inputs.items()}
+    return ", ".join(
+        f"{key.replace('_is', ' is')} {value}"
+        for key, value in listed.items()
+        if key not in shared and f"{key} {value}" not in row
+    )
 
 
 def _short(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else "none" if math.isinf(value) else f"{value:,.5g}"
+    if math.isinf(value):
+        return "none"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.5g}"
 
 
 def markdown(claims: Sequence[Claim], command: str) -> str:
