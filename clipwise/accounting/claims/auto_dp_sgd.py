@@ -259,7 +259,8 @@ MNIST comes to epsilon {by_tcdp:.2f}.
 
 **AG News.** The noise multipliers of Table 5 are calibrated for the 40 epochs that were trained (DP rows), while the
 ADP figures come out of the formula with 100. The same holds for Auto DP: the average sensitivities that Table 17
-implies range from {at_40[0]:.1f} to {at_40[1]:.1f} with 40 epochs, and from {at_100[0]:.1f} to {at_100[1]:.1f} with 100.
+implies range from {at_40[0]:.1f} to {at_40[1]:.1f} with 40 epochs, and from {at_100[0]:.1f} to {at_100[1]:.1f} with
+100.
 """
 
 

@@ -91,9 +91,9 @@ def introduction() -> str:
     return f"""\
 The privacy analysis holds. A record falls in one bin of the histogram of norms, so that the histogram moves by 1 in l2;
 gradient and histogram are released from the same batch, and dividing each by its noise makes them one Gaussian query
-with sigma^-2 = sigma_T^-2 + sigma_H^-2, sampled once (Theorem 2). On CIFAR10 at epsilon 2, sigma = {total:.4f} splits into
-sigma_H = 5 and sigma_T = {gradient_share(total, [5.0]):.4f}. Calibrating the total first and handing out shares, as the
-paper does, is what Clipwise does too.
+with sigma^-2 = sigma_T^-2 + sigma_H^-2, sampled once (Theorem 2). On CIFAR10 at epsilon 2, sigma = {total:.4f} splits
+into sigma_H = 5 and sigma_T = {gradient_share(total, [5.0]):.4f}. Calibrating the total first and handing out shares,
+as the paper does, is what Clipwise does too.
 
 Three remarks. The loop "t = 0 to T" makes T + 1 releases; the honest columns count them. delta = 1/n is on the boundary
 where publishing one random record would satisfy the definition; Clipwise refuses it. And releasing the histogram of a

@@ -91,8 +91,7 @@ def _line_13(table: str, setting: Setting, claimed: float, runs: int) -> Claim:
     }
     recomputed = setting.honest(nu, runs=runs).rdp
     honest = setting.honest(literal, runs=runs)
-    what = "one run" if runs == 1 else f"grid of {runs}"
-    row = f"{setting.dataset}, epsilon {claimed:g}, {what}"
+    row = f"{setting.dataset}, epsilon {claimed:g}"
     return Claim(PAPER, table, row, inputs, claimed, recomputed, *honest, _WHY_LINE_13)
 
 

@@ -29,8 +29,8 @@ Clipwise epsilon with one that was computed differently.
 - **published** is what the paper prints: an epsilon, unless the table says otherwise.
 - **recomputed** is the paper's own formula with our code; "-" where the paper does not print an input that it needs.
 - **honest RDP** and **honest PLD** are upper bounds on epsilon by Clipwise's two accountants, at the claim's delta,
-  with every step counted, for Poisson batches and neighbours that differ by one record. PLD is tight; RDP is not trusted
-  above 100. "none" says that no finite epsilon holds.
+  with every step counted, for Poisson batches and neighbours that differ by one record. PLD is tight; RDP is not
+  trusted above 100. "none" says that no finite epsilon holds.
 - **why** points to the notes below each table.
 
 `clipwise claims --json` prints the same rows for programs (null for "-", "none" and "above 100").
