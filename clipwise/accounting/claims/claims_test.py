@@ -1,6 +1,6 @@
 """The claims against figures worked out apart from this code.
 
-"Vectors" are the project's stored figures for the four papers (vectors/claims.json, schedules.json, calibration.json) and
+"Vectors" are the project's stored figures for the papers (vectors/claims.json, schedules.json, calibration.json) and
 "A.2", "A.4" sections of its notes on them; the few that are needed are copied here.
 """
 
