@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from clipwise import __version__
-from clipwise.cli import account, bench, calibrate, claims, data, methods, models, output, train
+from clipwise.cli import account, bench, calibrate, claims, data, methods, models, output, study, train
 from clipwise.types import BadArgument, ClipwiseError
 
 # Old typer builds on click, new typer carries a copy of it: this is the parser's error class in both.
@@ -77,10 +77,11 @@ for command in (
     bench.bench,
     claims.claims,
     methods.methods,
-    data.data,
     models.models,
+    study.study,
 ):
     app.command()(command)
+app.add_typer(data.app, name="data")
 
 
 def main() -> None:
