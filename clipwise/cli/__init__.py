@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from clipwise import __version__
-from clipwise.cli import account, bench, calibrate, data, methods, models, output, study, train
+from clipwise.cli import account, bench, calibrate, claims, data, methods, models, output, study, train
 from clipwise.types import BadArgument, ClipwiseError
 
 # Old typer builds on click, new typer carries a copy of it: this is the parser's error class in both.
@@ -75,6 +75,7 @@ for command in (
     account.account,
     calibrate.calibrate,
     bench.bench,
+    claims.claims,
     methods.methods,
     models.models,
     study.study,
