@@ -52,6 +52,9 @@ class Method:
     name: ClassVar[str]
     summary: ClassVar[str]
     reference: ClassVar[str]
+    adapts: ClassVar[str] = ""  # what changes during the run
+    tune: ClassVar[tuple[str, ...]] = ()  # options that good results may hang on
+    guarantee: ClassVar[str] = ""  # why it is sound, or why not
     sound: ClassVar[bool] = True
     needs_groups: ClassVar[bool] = (
         False  # `decide` wants the group of each record; then `number_of_groups` is an option

@@ -26,6 +26,9 @@ class Fixed(Method):
     name = "fixed"
     summary = "one threshold for the whole run, chosen by hand"
     reference = "Abadi et al., Deep Learning with Differential Privacy, CCS 2016"
+    adapts = "nothing"
+    tune = ("threshold",)
+    guarantee = "weight x norm <= C, which is chosen in advance"
 
     threshold: float = option(1.0, "the largest l2 norm a single example's gradient may contribute")
 
