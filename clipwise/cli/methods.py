@@ -92,7 +92,7 @@ def describe(name: str) -> dict[str, Any]:
         "adapts": kind.adapts,
         "sound": kind.sound,
         "guarantee": kind.guarantee,
-        "side_queries": [{**side._asdict(), "share": (NOISE / side.noise_multiplier) ** 2} for side in sides],
+        "side_queries": [{**side._asdict(), "share": NOISE**2 / side.noise_multiplier**2} for side in sides],
         "gradient_noise": gradient_share(NOISE, [side.noise_multiplier for side in sides]) / NOISE,
         "tune": [*kind.tune, *(() if learns_lr else ("lr",))],
         "needs_groups": kind.needs_groups,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ class Global(Method):
     summary = "one scale for all gradients up to Z; longer ones are dropped"
     reference = "Bu et al., On the Convergence and Calibration of Deep Learning with Differential Privacy, TMLR 2023"
     adapts = "nothing"
-    tune = ("upper",)
+    tune: ClassVar[tuple[str, ...]] = ("upper",)
     guarantee = "weight x norm <= C: a gradient longer than Z is dropped"
 
     threshold: float = option(1.0, "C, the largest contribution of one example")
