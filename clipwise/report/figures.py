@@ -86,7 +86,8 @@ def run_figures(
     x_name = next((name for name in _POSITIONS if any(number(line.get(name)) is not None for line in lines)), "line")
     keys = list(dict.fromkeys(key for line in lines for key in line if key not in _POSITIONS))
     known = {key for _, _, group in _FIGURES for key in group}
-    groups = [*_FIGURES, *((key.replace("_", " "), key.replace("_", " "), (key,)) for key in keys if key not in known)]
+    others = [(key, key.replace("_", " ")) for key in keys if key not in known]
+    groups = [*_FIGURES, *((words[:1].upper() + words[1:], words, (key,)) for key, words in others)]
     figures: list[Figure] = []
     for title, y_label, group in groups:
         series = [s for key in group for s in _series(lines, x_name, key, test_size if key == "accuracy" else None)]

@@ -38,6 +38,10 @@ def section(title: str, *blocks: str) -> str:
     return f"<section><h2>{escape(title)}</h2>\n" + "\n".join(blocks) + "</section>"
 
 
+def side_by_side(*blocks: str) -> str:
+    return '<div class="pair">' + "".join(blocks) + "</div>"
+
+
 def text(sentence: str) -> str:
     return f"<p>{escape(sentence)}</p>"
 
@@ -78,20 +82,30 @@ def chart(figure: Figure) -> str:
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, caption: str) -> str:
     """A table that sorts by the heading that is pressed. Numbers stand as in JSON, in full; None is an empty cell."""
-    head = "".join(f'<th scope="col"><button type="button">{escape(column)}</button></th>' for column in columns)
-    body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)
+    numeric = [all(row[place] is None or _is_number(row[place]) for row in rows) for place in range(len(columns))]
+    head = "".join(
+        f'<th scope="col"{_number_class(right)}><button type="button">{escape(column)}</button></th>'
+        for column, right in zip(columns, numeric, strict=True)
+    )
+    body = "".join("<tr>" + "".join(map(_cell, row, numeric)) + "</tr>" for row in rows)
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table class="sortable">'
         f"<caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
 
-def _cell(value: Any) -> str:
-    if value is None:
-        return "<td></td>"
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return f'<td class="number">{escape(json.dumps(value))}</td>'
-    return f"<td>{escape(value if isinstance(value, str) else json.dumps(value))}</td>"
+def _cell(value: Any, numeric: bool) -> str:
+    """In a column of numbers, digits stand under digits."""
+    text = "" if value is None else value if isinstance(value, str) else json.dumps(value)
+    return f"<td{_number_class(numeric)}>{escape(text)}</td>"
+
+
+def _number_class(numeric: bool) -> str:
+    return ' class="number"' if numeric else ""
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def links(entries: Sequence[tuple[str, str]]) -> str:

@@ -24,8 +24,8 @@ def run_page(record: RunRecord, figures: list[Figure], *, beside: Path) -> str:
         f"<header><h1>Run report: {html.escape(title)}</h1>",
         f'<p class="under">{html.escape(_under(record, summary))}</p></header>',
         *map(html.warning, record.problems),
-        html.tiles(_tiles(record, summary)),
         f'<div class="statement">{_statement(record, summary)}</div>',
+        html.tiles(_tiles(record, summary)),
     ]
     if figures:
         hint = "" if "epsilon" in {f.name for f in figures} else "Epsilon is infinite throughout, and so has no chart. "
@@ -33,13 +33,11 @@ def run_page(record: RunRecord, figures: list[Figure], *, beside: Path) -> str:
         body.append(html.section("Over the run", html.text(hint), html.charts(figures)))
     if record.lines:
         body.append(html.section("Every number", html.details("The lines of metrics.jsonl", *_metrics(record))))
+    ends = [html.section("Files", html.links(_links(record, figures, beside)))]
     if record.config:
-        body.append(
-            html.section(
-                "Options", html.table(["option", "value"], _options(record.config), caption="config.toml: what ran")
-            )
-        )
-    body.append(html.section("Files", html.links(_links(record, figures, beside))))
+        options = html.table(["option", "value"], _options(record.config), caption="config.toml: what ran")
+        ends.insert(0, html.section("Options", options))
+    body.append(html.side_by_side(*ends))
     return html.page(f"Clipwise: {title}", body)
 
 

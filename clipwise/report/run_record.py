@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clipwise.accounting import ACCOUNTANTS
 from clipwise.accounting.ledger import Ledger, LedgerError
 from clipwise.report.figures import number, wilson
 from clipwise.types import BadArgument
@@ -126,7 +127,8 @@ def _charged(
     delta = number(config.get("delta"))
     if (result and "error" not in result) or not delta or not steps:
         return steps, None
-    return steps, number(ledger.epsilon(delta).value)
+    accountant = config.get("accountant")
+    return steps, number(ledger.epsilon(delta, accountant if accountant in ACCOUNTANTS else "best").value)
 
 
 def _text(path: Path) -> str | None:

@@ -27,23 +27,22 @@ CSS = """
 .chart-svg .band{fill-opacity:.16;stroke:none}.chart-svg .target{stroke:var(--ink);stroke-dasharray:3 4}
 .chart-svg .cursor{stroke:var(--faint);visibility:hidden}.chart-svg .cursor.on{visibility:visible}
 """ + "".join(f".chart-svg .c{i}{{stroke:var(--c{i})}}.chart-svg .f{i}{{fill:var(--c{i})}}" for i in range(COLOURS))
-LEFT, RIGHT, BOTTOM, LEGEND_LINE = 64, 14, 44, 18
+BOTTOM, LEGEND_LINE, LETTER = 44, 18, 6.8  # LETTER: width of one, about
 
 
 class Canvas:
     """A figure laid out: scales, ticks and the place of every point, in the units of the drawing."""
 
     def __init__(self, figure: Figure, width: int, height: int):
-        self.figure, self.width = figure, width
+        self.figure = figure
         self.series = [thinned(s.points) for s in figure.series]
-        self.legend = _legend(figure, width - RIGHT)
-        self.top = 12 + (LEGEND_LINE * (1 + max((line for _, line, _ in self.legend), default=-1)))
-        self.height = height + self.top - 12
-        self.bottom = self.height - BOTTOM
         xs = [p.x for points in self.series for p in points]
         ys = [y for points in self.series for p in points for y in (p.y, p.low, p.high) if y is not None]
         ys += [figure.target.y] if figure.target else []
-        self.x_ticks, x_low, x_high = _axis(min(xs), max(xs), 8, tight=True)
+        whole = all(x == int(x) for x in xs)  # steps and epochs: no tick between two of them
+        self.x_ticks, x_low, x_high = _axis(min(xs), max(xs), 8, tight=True, least=1.0 if whole else 0.0)
+        self.x_text = _tick_text(self.x_ticks)
+        self.right = width - 8 - math.ceil(LETTER / 2 * len(self.x_text(self.x_ticks[-1])))
         if figure.log:
             self.y_ticks, y_low, y_high = _log_axis(min(ys), max(ys))
         else:
@@ -52,23 +51,27 @@ class Canvas:
             if figure.percent:
                 y_low, y_high = max(y_low, 0.0), min(y_high, 1.0)
                 self.y_ticks = [t for t in self.y_ticks if y_low - 1e-9 <= t <= y_high + 1e-9]
-        self.x = _scale(x_low, x_high, LEFT, width - RIGHT, log=False)
+        self.y_text = _percent if figure.percent else _tick_text(self.y_ticks)
+        self.left = 34 + math.ceil(LETTER * max(len(self.y_text(t)) for t in self.y_ticks))
+        self.legend = _legend(figure, self.left, self.right)
+        self.top = 12 + (LEGEND_LINE * (1 + max((line for _, line, _ in self.legend), default=-1)))
+        self.height = height + self.top - 12
+        self.bottom = self.height - BOTTOM
+        self.x = _scale(x_low, x_high, self.left, self.right, log=False)
         self.y = _scale(y_low, y_high, self.bottom, self.top, log=figure.log)
 
 
 def draw(figure: Figure, *, width: int = 560, height: int = 280, standalone: bool = False) -> str:
     """The drawing; `standalone` puts the style into it, for a file of its own."""
     canvas = Canvas(figure, width, height)
-    y_text = _percent if figure.percent else _tick_text(canvas.y_ticks)
-    x_text = _tick_text(canvas.x_ticks)
     parts = [
-        *(_grid_line(canvas, t, y_text(t)) for t in canvas.y_ticks),
+        *(_grid_line(canvas, t, canvas.y_text(t)) for t in canvas.y_ticks),
         *(
-            f'<text x="{_n(canvas.x(t))}" y="{canvas.bottom + 18}" text-anchor="middle">{x_text(t)}</text>'
+            f'<text x="{_n(canvas.x(t))}" y="{canvas.bottom + 18}" text-anchor="middle">{canvas.x_text(t)}</text>'
             for t in canvas.x_ticks
         ),
-        f'<path class="axis" d="M{LEFT} {canvas.bottom}H{width - RIGHT}"/>',
-        f'<text x="{_n((LEFT + width - RIGHT) / 2)}" y="{canvas.height - 8}" text-anchor="middle">'
+        f'<path class="axis" d="M{canvas.left} {canvas.bottom}H{canvas.right}"/>',
+        f'<text x="{_n((canvas.left + canvas.right) / 2)}" y="{canvas.height - 8}" text-anchor="middle">'
         f"{escape(figure.x_label)}</text>",
         f'<text transform="rotate(-90)" x="{_n(-(canvas.top + canvas.bottom) / 2)}" y="14" text-anchor="middle">'
         f"{escape(figure.y_label)}</text>",
@@ -137,14 +140,14 @@ def _band(canvas: Canvas, points: Sequence[Point], colour: int) -> str:
 def _target(canvas: Canvas) -> str:
     if canvas.figure.target is None:
         return ""
-    return f'<path class="target" d="M{LEFT} {_n(canvas.y(canvas.figure.target.y))}H{canvas.width - RIGHT}"/>'
+    return f'<path class="target" d="M{canvas.left} {_n(canvas.y(canvas.figure.target.y))}H{canvas.right}"/>'
 
 
 def _grid_line(canvas: Canvas, value: float, text: str) -> str:
     y = _n(canvas.y(value))
     return (
-        f'<path class="grid" d="M{LEFT} {y}H{canvas.width - RIGHT}"/>'
-        f'<text x="{LEFT - 8}" y="{y}" dy=".35em" text-anchor="end">{text}</text>'
+        f'<path class="grid" d="M{canvas.left} {y}H{canvas.right}"/>'
+        f'<text x="{canvas.left - 8}" y="{y}" dy=".35em" text-anchor="end">{text}</text>'
     )
 
 
@@ -152,18 +155,18 @@ def _grid_line(canvas: Canvas, value: float, text: str) -> str:
 _Entry = tuple[int | None, int, float]
 
 
-def _legend(figure: Figure, right: float) -> list[_Entry]:
+def _legend(figure: Figure, left: float, right: float) -> list[_Entry]:
     places: list[int | None] = list(range(len(figure.series)))
     if figure.target:
         places.append(None)
     if len(places) < 2:
         return []
     entries: list[_Entry] = []
-    x, line = float(LEFT), 0
+    x, line = left, 0
     for place in places:
-        width = 34 + 6.6 * len(_legend_text(place, figure))
-        if x + width > right and x > LEFT:
-            x, line = float(LEFT), line + 1
+        width = 34 + LETTER * len(_legend_text(place, figure))
+        if x + width > right and x > left:
+            x, line = left, line + 1
         entries.append((place, line, x))
         x += width
     return entries
@@ -195,12 +198,14 @@ def _scale(low: float, high: float, start: float, end: float, *, log: bool) -> C
     return lambda value: start + (value - low) / (high - low) * (end - start)
 
 
-def _axis(low: float, high: float, count: int, *, tight: bool = False) -> tuple[list[float], float, float]:
-    """Ticks at round numbers, and the ends of the axis: at ticks, or (`tight`) at the values themselves."""
+def _axis(
+    low: float, high: float, count: int, *, tight: bool = False, least: float = 0.0
+) -> tuple[list[float], float, float]:
+    """Ticks at round numbers, `least` apart or more, and the ends of the axis: at ticks, or (`tight`) at the values."""
     if high - low <= 1e-9 * max(abs(low), abs(high)):  # a single value gets some room on both sides
         room = abs(high) * 0.1 or 1.0
         low, high, tight = (low, high + room, False) if low == 0 else (low - room, high + room, False)
-    raw = (high - low) / count
+    raw = max((high - low) / count, least)
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * (1 - 1e-9))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
