@@ -50,7 +50,8 @@ class Figure:
     def log(self) -> bool:
         """Values over several orders of magnitude are drawn on a log scale."""
         ys = [p.y for s in self.series for p in s.points]
-        return not self.from_zero and not self.percent and bool(ys) and min(ys) > 0 and max(ys) / min(ys) > 50
+        linear = self.from_zero or self.percent or not ys or min(ys) < 1e-300  # a log scale has no 0
+        return not linear and max(ys) / min(ys) > 50
 
     def alt(self) -> str:
         """The chart in a sentence, for those who do not see it."""

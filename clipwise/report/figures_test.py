@@ -1,5 +1,6 @@
 """Figures hold what the lines hold; drawings are well-formed, escaped, and place their points where the numbers are."""
 
+import itertools
 import json
 import math
 import re
@@ -43,8 +44,8 @@ def test_without_steps_epochs_and_then_lines_count():
 
 
 def test_wilson_against_published_values():
-    """Newcombe 1998, Table I: 81 of 263 gives .2553 to .3662, 0 of 20 gives 0 to .1611, 29 of 29 gives .8834 to 1."""
-    for right, size, low, high in ((81, 263, 0.2553, 0.3662), (0, 20, 0, 0.1611), (29, 29, 0.8834, 1)):
+    """Newcombe 1998, Table I: 81 of 263 gives .2553 to .3662, 0 of 20 gives 0 to .1611, 29 of 29 gives .8830 to 1."""
+    for right, size, low, high in ((81, 263, 0.2553, 0.3662), (0, 20, 0, 0.1611), (29, 29, 0.8830, 1)):
         assert wilson(right / size, size) == (pytest.approx(low, abs=5e-5), pytest.approx(high, abs=5e-5))
     assert wilson(1.2, 10) == (None, None)
     (figure,) = run_figures([{"step": 1, "accuracy": 81 / 263}], test_size=263)
@@ -90,7 +91,7 @@ def test_a_wide_span_is_drawn_on_a_log_scale():
     (figure,) = run_figures([{"step": i, "threshold": 10.0**i} for i in range(1, 5)])
     assert figure.log
     marks = [float(c.get("cy")) for c in drawn(figure).iter("{http://www.w3.org/2000/svg}circle")]
-    gaps = [a - b for a, b in zip(marks, marks[1:], strict=False)]
+    gaps = [a - b for a, b in itertools.pairwise(marks)]
     assert gaps == [pytest.approx(gaps[0], abs=0.2)] * 3
 
 
