@@ -25,6 +25,7 @@ class Series:
     label: str
     points: tuple[Point, ...]
     dashed: bool = False
+    marked: bool = True  # each point gets a mark, unless there are many
 
 
 class Target(NamedTuple):

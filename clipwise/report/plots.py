@@ -20,7 +20,7 @@ def png(figure: Figure) -> bytes:
         xs, ys = [p.x for p in series.points], [p.y for p in series.points]
         colour = COLOURS[place % len(COLOURS)]
         style = "--" if series.dashed or place >= len(COLOURS) else "-"
-        marker = "o" if len(xs) <= MARKED else ""
+        marker = "o" if series.marked and len(xs) <= MARKED else ""
         axes.plot(xs, ys, style, color=colour, marker=marker, markersize=4, label=_plain(series.label))
         known = [(p.x, p.low, p.high) for p in series.points if p.low is not None and p.high is not None]
         if len(known) > 1:

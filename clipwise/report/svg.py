@@ -27,6 +27,8 @@ CSS = """
 .chart-svg .band{fill-opacity:.16;stroke:none}.chart-svg .target{stroke:var(--ink);stroke-dasharray:3 4}
 .chart-svg .cursor{stroke:var(--faint);visibility:hidden}.chart-svg .cursor.on{visibility:visible}
 """ + "".join(f".chart-svg .c{i}{{stroke:var(--c{i})}}.chart-svg .f{i}{{fill:var(--c{i})}}" for i in range(COLOURS))
+# A file of its own is shown on a page of unknown colour, so it brings its background.
+BACK = ".chart-svg{background:#fff}@media (prefers-color-scheme:dark){.chart-svg{background:#12171d}}"
 BOTTOM, LEGEND_LINE, LETTER = 44, 18, 6.8  # LETTER: width of one, about
 
 
@@ -80,7 +82,7 @@ def draw(figure: Figure, *, width: int = 560, height: int = 280, standalone: boo
         *(_legend_entry(*entry, figure) for entry in canvas.legend),
         f'<path class="cursor" d="M0 {canvas.top}V{canvas.bottom}"/>',
     ]
-    style = f"<title>{escape(figure.title)}</title><style>{CSS}</style>" if standalone else ""
+    style = f"<title>{escape(figure.title)}</title><style>{CSS}{BACK}</style>" if standalone else ""
     space = ' xmlns="http://www.w3.org/2000/svg"' if standalone else ""
     return (
         f'<svg{space} class="chart-svg" viewBox="0 0 {width} {canvas.height}" role="img" '
@@ -115,7 +117,7 @@ def _series(canvas: Canvas, place: int) -> str:
     dashed = " dashed" if series.dashed or place >= COLOURS else ""
     path = "M" + "L".join(f"{_n(canvas.x(p.x))} {_n(canvas.y(p.y))}" for p in points)
     parts = [_band(canvas, points, colour), f'<path class="line c{colour}{dashed}" d="{path}"/>']
-    if len(points) <= MARKED:
+    if series.marked and len(points) <= MARKED:
         parts += [
             f'<circle class="f{colour}" cx="{_n(canvas.x(p.x))}" cy="{_n(canvas.y(p.y))}" r="3"><title>'
             f"{escape(f'{canvas.figure.x_label} {short(p.x)}: {_value_text(canvas.figure, series.label, p)}')}"
@@ -164,7 +166,7 @@ def _legend(figure: Figure, left: float, right: float) -> list[_Entry]:
     entries: list[_Entry] = []
     x, line = left, 0
     for place in places:
-        width = 34 + LETTER * len(_legend_text(place, figure))
+        width = 38 + 1.06 * LETTER * len(_legend_text(place, figure))
         if x + width > right and x > left:
             x, line = left, line + 1
         entries.append((place, line, x))
