@@ -73,4 +73,5 @@ def test_pages_of_the_methods_are_up_to_date():
     spec.loader.exec_module(module)
     for name, content in module.files().items():
         page = ROOT / "docs" / "methods" / name
-        assert page.exists() and page.read_text() == content, f"{page} is out of date: run python docs/make_methods.py"
+        current = page.read_text() if page.exists() else ""
+        assert current == content, f"{page} is out of date: run python docs/make_methods.py"
