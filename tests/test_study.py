@@ -107,7 +107,7 @@ def test_a_killed_study_leaves_results_and_no_process(tmp_path):
     deadline = time.monotonic() + 120
     while not results.exists() and time.monotonic() < deadline:
         time.sleep(0.2)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
     process.wait(60)
     done = len(read_results(results))
     assert 1 <= done < 6

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -53,6 +54,8 @@ def study(
             soft_wrap=True,
         )
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the runs under way, as Ctrl-C does
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would ignore it
     lines, failures = run_study(made, folder, jobs=jobs, on_start=on_start, on_outcome=on_outcome)
     command = f"clipwise study {file}{' --quick' if quick else ''}"
     table = to_markdown(made, lines, command)
