@@ -164,12 +164,20 @@ def test_side_queries_of_methods_with_their_shares():
     assert "l2 bound 1, noise multiplier 5, 4.00% of the budget" in run("methods", "dc-sgd-e").stdout
 
 
+def test_an_unsound_method_is_said_to_be():
+    described = answer("methods", "auto-dp")
+    assert (described["sound"], described["gradient_noise"]) == (False, None)
+    assert described["side_queries"][0]["l2_bound"] is None  # unbounded
+    assert described["guarantee"] in run("methods", "auto-dp").stdout
+    assert "NO GUARANTEE" in re.sub(r"\W+", " ", run("methods").stdout)
+
+
 def test_data_and_models(monkeypatch):
     monkeypatch.delenv("CLIPWISE_DATA", raising=False)
     found = {d["name"]: d for d in answer("data")["datasets"]}
     assert (found["digits"]["found"], found["digits"]["train"], found["digits"]["test"]) == (True, 1437, 360)
     assert (found["mnist"]["found"], found["mnist"]["where"]) == (False, None)
-    assert "to get it: the four idx files" in run("data").stdout
+    assert "to get it: clipwise data get mnist" in run("data").stdout
     sizes = {m["name"]: m["parameters"] for m in answer("models")["models"]}
     assert sizes["cnn"]["mnist"] == 26010
     assert "26,010" in run("models").stdout

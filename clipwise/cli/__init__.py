@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from clipwise import __version__
-from clipwise.cli import account, bench, calibrate, data, methods, models, output, report, train
+from clipwise.cli import account, bench, calibrate, data, methods, models, output, report, study, train
 from clipwise.types import BadArgument, ClipwiseError
 
 # Old typer builds on click, new typer carries a copy of it: this is the parser's error class in both.
@@ -77,10 +77,11 @@ for command in (
     calibrate.calibrate,
     bench.bench,
     methods.methods,
-    data.data,
     models.models,
+    study.study,
 ):
     app.command()(command)
+app.add_typer(data.app, name="data")
 
 
 def main() -> None:
