@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from clipwise.cli.methods import BATCH, NOISE, describe, guarantee_text, tune_text
+from clipwise.cli.methods import BATCH, NOISE, describe, guarantee_text, side_facts, tune_text
 from clipwise.clipping import METHODS, Context, make_method, method_options
 from clipwise.report import svg
 from clipwise.report.figures import Figure, Point, Series
@@ -26,6 +26,7 @@ COMPARED = {"threshold": 1.0, "upper": 3.0}  # the settings at which methods are
 
 # The option that a method's picture varies; any other method varies its threshold.
 VARIED: dict[str, tuple[str, tuple[float, ...]]] = {
+    "auto-dp": ("scale", (0.5, 1.0, 2.0)),
     "auto-s": ("gamma", (0.01, 0.1, 0.5)),
     "nsgd": ("gamma", (0.01, 0.1, 0.5)),
     "psac": ("r", (0.01, 0.1, 0.5)),
@@ -115,22 +116,14 @@ def facts(name: str) -> str:
     if m["side_queries"]:
         lines += _table(
             ["side query", "numbers", "l2 bound", "noise multiplier", "share of the step's budget"],
-            [
-                [
-                    q["name"],
-                    q["width"] or "as many as the model has",
-                    f"{q['l2_bound']:g}",
-                    f"{q['noise_multiplier']:g}",
-                    f"{q['share']:.2%}",
-                ]
-                for q in m["side_queries"]
-            ],
+            [[q["name"], q["width"] or "as many as the model has", *side_facts(q)] for q in m["side_queries"]],
         )
         lines += [
             "",
-            f"At expected batch size {BATCH:g} and a total noise multiplier of {NOISE:g}, with default options. The gradient then "
-            f"gets {m['gradient_noise']:.4f} times the noise it would get alone.",
+            f"At expected batch size {BATCH:g} and a total noise multiplier of {NOISE:g}, with default options.",
         ]
+        if m["gradient_noise"] is not None:
+            lines[-1] += f" The gradient then gets {m['gradient_noise']:.4f} times the noise it would get alone."
     else:
         lines += ["Nothing is released beside the gradient: all of the step's budget is the gradient's."]
     lines += ["", f"Guarantee: {guarantee_text(m)}.", "", f"It adapts: {m['adapts']}. Left to tune: {tune_text(m)}."]
@@ -148,7 +141,7 @@ def index() -> str:
     rows = []
     for name in METHODS:
         m = describe(name)
-        sides = ", ".join(f"{q['name']} ({q['share']:.2%})" for q in m["side_queries"]) or "none"
+        sides = ", ".join(f"{q['name']} ({side_facts(q)[-1]})" for q in m["side_queries"]) or "none"
         rows.append(
             [f"[{name}]({name}.md)", m["paper"], m["summary"], m["adapts"], sides, tune_text(m), guarantee_text(m)]
         )

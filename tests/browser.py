@@ -82,18 +82,15 @@ class Browser:
     def move_to(self, x, y):
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
-    def screenshot(self, path: Path, *, whole=True):
-        answer = self.call("Page.captureScreenshot", captureBeyondViewport=whole, **self._clip(whole))
+    def screenshot(self, path: Path, *, height=None, scale=1):
+        """The whole page, or its top."""
+        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
+        clip = {"x": 0, "y": 0, "width": size["width"], "height": height or size["height"], "scale": scale}
+        answer = self.call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
         Path(path).write_bytes(base64.b64decode(answer["data"]))
 
     def pdf(self, path: Path):
         Path(path).write_bytes(base64.b64decode(self.call("Page.printToPDF")["data"]))
-
-    def _clip(self, whole):
-        if not whole:
-            return {}
-        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        return {"clip": {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}}
 
     def close(self):
         self._session = None

@@ -172,6 +172,14 @@ def test_side_queries_of_methods_with_their_shares():
     assert "l2 bound 1, noise multiplier 5, 4.00% of the budget" in run("methods", "dc-sgd-e").stdout
 
 
+def test_an_unsound_method_is_said_to_be():
+    described = answer("methods", "auto-dp")
+    assert (described["sound"], described["gradient_noise"]) == (False, None)
+    assert described["side_queries"][0]["l2_bound"] is None  # unbounded
+    assert described["guarantee"] in run("methods", "auto-dp").stdout
+    assert "GUARANTEE:" in run("methods").stdout  # the sound ones say only "sound"
+
+
 def test_data_and_models(monkeypatch):
     monkeypatch.delenv("CLIPWISE_DATA", raising=False)
     found = {d["name"]: d for d in answer("data")["datasets"]}

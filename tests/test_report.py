@@ -206,7 +206,7 @@ def test_nasty_text_is_escaped_without_a_browser(folder):
 
 
 def test_a_failed_run_is_reported_as_far_as_it_came(folder):
-    for name in ("metrics.jsonl", "statement.md", "model.safetensors"):
+    for name in ("metrics.jsonl", "path.jsonl", "statement.md", "model.safetensors"):
         (folder / name).unlink()
     steps = json.loads((folder / "result.json").read_text())
     (folder / "result.json").write_text('{"error": "power lost", "kind": "RuntimeError"}')

@@ -92,34 +92,43 @@ def describe(name: str) -> dict[str, Any]:
         "adapts": kind.adapts,
         "sound": kind.sound,
         "guarantee": kind.guarantee,
-        "side_queries": [{**side._asdict(), "share": NOISE**2 / side.noise_multiplier**2} for side in sides],
-        "gradient_noise": gradient_share(NOISE, [side.noise_multiplier for side in sides]) / NOISE,
+        "side_queries": [{**side._asdict(), "share": share(side.noise_multiplier)} for side in sides],
+        "gradient_noise": gradient_share(NOISE, [side.noise_multiplier for side in sides]) / NOISE
+        if kind.sound
+        else None,
         "tune": [*kind.tune, *(() if learns_lr else ("lr",))],
         "needs_groups": kind.needs_groups,
         "options": method_options(name),
     }
 
 
+def share(noise_multiplier: float) -> float | None:
+    """Of the step's budget, the sum over its queries of 1 / noise multiplier^2; None for a query without noise."""
+    return NOISE**2 / noise_multiplier**2 if noise_multiplier else None
+
+
 def short_reference(reference: str) -> str:
     """`Abadi et al., Deep Learning ..., CCS 2016` as `Abadi et al. 2016`."""
     year = re.search(r"\b((?:19|20)\d\d)$", reference)
-    return reference.split(",")[0] + (f" {year.group(1)}" if year else "")
+    return re.split("[,:]", reference)[0] + (f" {year.group(1)}" if year else "")
 
 
 def _sides_in_short(m: Mapping[str, Any]) -> str:
-    texts = (f"{q['name']} {q['l2_bound']:g}, {q['noise_multiplier']:g}, {q['share']:.2%}" for q in m["side_queries"])
-    return "; ".join(texts) or "none"
+    return "; ".join(f"{q['name']} {', '.join(side_facts(q))}" for q in m["side_queries"]) or "none"
 
 
 def side_text(m: Mapping[str, Any]) -> str:
-    """The share is of the step's budget: of the sum over its queries of 1 / noise multiplier^2."""
-    return (
-        "; ".join(
-            f"{q['name']}: l2 bound {q['l2_bound']:g}, noise multiplier {q['noise_multiplier']:g}, {q['share']:.2%} of the budget"
-            for q in m["side_queries"]
-        )
-        or "none"
-    )
+    texts = []
+    for q in m["side_queries"]:
+        bound, noise, part = side_facts(q)
+        texts.append(f"{q['name']}: l2 bound {bound}, noise multiplier {noise}, {part} of the budget")
+    return "; ".join(texts) or "none"
+
+
+def side_facts(query: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Bound, noise multiplier and share of the budget, for people."""
+    part = "all" if query["share"] is None else f"{query['share']:.2%}"
+    return f"{query['l2_bound']:g}".replace("inf", "infinite"), f"{query['noise_multiplier']:g}", part
 
 
 def tune_text(m: Mapping[str, Any]) -> str:

@@ -82,17 +82,28 @@ _POSITIONS = ("step", "epoch")
 
 
 def run_figures(
-    lines: Sequence[Mapping[str, Any]], *, target_epsilon: float | None = None, test_size: int | None = None
+    lines: Sequence[Mapping[str, Any]],
+    path: Sequence[Mapping[str, Any]] = (),
+    *,
+    target_epsilon: float | None = None,
+    test_size: int | None = None,
 ) -> list[Figure]:
-    """A figure for every number that the lines hold, over steps."""
-    x_name = next((name for name in _POSITIONS if any(number(line.get(name)) is not None for line in lines)), "line")
-    keys = list(dict.fromkeys(key for line in lines for key in line if key not in _POSITIONS))
+    """A figure for every number that the lines hold, over steps; by the lines of `path`, a step each, for those that
+    these hold."""
+    every = [*lines, *path]
+    x_name = next((name for name in _POSITIONS if any(number(line.get(name)) is not None for line in every)), "line")
+    keys = list(dict.fromkeys(key for line in every for key in line if key not in _POSITIONS))
+    by_step = {key for line in path for key in line}
     known = {key for _, _, group in _FIGURES for key in group}
     others = [(key, key.replace("_", " ")) for key in keys if key not in known]
     groups = [*_FIGURES, *((words[:1].upper() + words[1:], words, (key,)) for key, words in others)]
     figures: list[Figure] = []
     for title, y_label, group in groups:
-        series = [s for key in group for s in _series(lines, x_name, key, test_size if key == "accuracy" else None)]
+        series = [
+            s
+            for key in group
+            for s in _series(path if key in by_step else lines, x_name, key, test_size if key == "accuracy" else None)
+        ]
         if not series:
             continue
         if len(series) > 1:

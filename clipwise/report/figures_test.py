@@ -32,6 +32,13 @@ def test_every_number_has_a_figure_over_steps():
     assert figures["drift-of-it"].series[0].points == (Point(9, 7.0),)
 
 
+def test_what_is_known_by_step_is_drawn_by_step():
+    path = [{"step": i, "threshold": float(i), "lr": 0.1} for i in range(1, 7)]
+    figures = {figure.name: figure for figure in run_figures(LINES, path)}
+    assert [p.x for p in figures["threshold"].series[0].points] == [1, 2, 3, 4, 5, 6]
+    assert [p.x for p in figures["epsilon"].series[0].points] == [3, 6]
+
+
 def test_what_is_no_finite_number_is_left_out():
     odd = {"step": 1, "a": None, "b": True, "c": "text", "d": math.inf, "e": 10**400, "f": {"g": 1}, "h": math.nan}
     assert run_figures([odd]) == []

@@ -56,8 +56,12 @@ def _tiles(record: RunRecord, summary: Mapping[str, Any]) -> list[tuple[str, str
         tiles.append(("accuracy", f"{summary['accuracy']:.2%}", more))
     if summary["steps"] is not None:
         tiles.append(("steps", f"{summary['steps']}", "" if record.finished else "charged so far"))
-    if summary["noise_multiplier"] is not None:
-        tiles.append(("noise multiplier", short(summary["noise_multiplier"]), "noise std / l2 bound"))
+    first, last = summary["noise_multiplier"], number(summary["last"].get("noise_multiplier"))
+    if first is not None:
+        moved = (
+            f"at the start; {short(last)} at the end" if last is not None and last != first else "noise std / l2 bound"
+        )
+        tiles.append(("noise multiplier", short(first), moved))
     threshold = number(summary["last"].get("threshold"))
     if threshold is not None:
         tiles.append(("threshold", short(threshold), "at the end"))
@@ -69,7 +73,8 @@ def _epsilon(record: RunRecord, summary: Mapping[str, Any]) -> tuple[str, str]:
         claimed = number(record.result.get("claimed_epsilon"))
         if claimed is not None:
             return "infinite", f"no valid guarantee; the paper's way of counting claims {short(claimed)}"
-        return ("infinite", "no guarantee") if record.finished else ("not known", "no result and no good ledger")
+        known = record.finished or (record.charged and record.charged[1] is not None)
+        return ("infinite", "no guarantee") if known else ("not known", "no result and no good ledger")
     delta = "" if summary["delta"] is None else f"at delta {summary['delta']:g}"
     more = delta if record.finished else f"{delta}, from the ledger"
     # Rounded up, so that what is shown is never below what was computed.

@@ -15,14 +15,23 @@ from clipwise.accounting.ledger import Ledger, LedgerError
 from clipwise.report.figures import number, wilson
 from clipwise.types import BadArgument
 
-FILES = ("statement.md", "ledger.jsonl", "config.toml", "metrics.jsonl", "result.json", "model.safetensors")
+FILES = (
+    "statement.md",
+    "ledger.jsonl",
+    "config.toml",
+    "metrics.jsonl",
+    "path.jsonl",
+    "result.json",
+    "model.safetensors",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
     path: Path
     config: Mapping[str, Any]
-    lines: tuple[Mapping[str, Any], ...]  # of metrics.jsonl
+    lines: tuple[Mapping[str, Any], ...]  # of metrics.jsonl, one an epoch
+    steps: tuple[Mapping[str, Any], ...]  # of path.jsonl, one a step
     result: Mapping[str, Any]  # empty while the run goes on
     statement: str | None
     charged: tuple[int, float | None] | None  # steps, and epsilon where no result states it; None without a good ledger
@@ -42,14 +51,15 @@ class RunRecord:
 
     @property
     def test_size(self) -> int | None:
-        """Records that accuracy was measured on: as the result states it, or as the built-in data set has it."""
+        """Records that accuracy was measured on: as the result states it, or as every edition of the data set has it."""
         from clipwise.data import DATASETS
 
         stated = self.result.get("test_size")
         if isinstance(stated, int) and stated > 0:
             return stated
         source = DATASETS.get(str(self.config.get("data")))
-        return source.test_count if source else None
+        sizes = {edition.test_count for edition in source.editions} if source else set()
+        return sizes.pop() if len(sizes) == 1 else None
 
     def summary(self) -> dict[str, Any]:
         """The figures at the top of the page, and what `clipwise report --json` gives."""
@@ -62,8 +72,8 @@ class RunRecord:
             "data": self.config.get("data"),
             "model": self.config.get("model"),
             "finished": self.finished,
-            "private": bool(self.result.get("private")) if self.finished else spent is not None,
-            "epsilon": number(self.result.get("epsilon")) if self.finished else spent,
+            "private": bool(self.result.get("private")) if self.finished else number(spent) is not None,
+            "epsilon": number(self.result.get("epsilon") if self.finished else spent),
             "delta": number(self.result.get("delta") if self.finished else self.config.get("delta")),
             "target_epsilon": self.target_epsilon,
             "accuracy": accuracy,
@@ -100,6 +110,7 @@ def read_run(path: str | Path) -> RunRecord:
         path=path,
         config=config,
         lines=tuple(lines),
+        steps=tuple(_lines(path / "path.jsonl")),
         result=result,
         statement=_text(path / "statement.md"),
         charged=charged,
@@ -128,7 +139,7 @@ def _charged(
     if (result and "error" not in result) or not delta or not steps:
         return steps, None
     accountant = config.get("accountant")
-    return steps, number(ledger.epsilon(delta, accountant if accountant in ACCOUNTANTS else "best").value)
+    return steps, ledger.epsilon(delta, accountant if accountant in ACCOUNTANTS else "best").value
 
 
 def _text(path: Path) -> str | None:

@@ -23,7 +23,7 @@ def write_run_report(run: str | Path, out: str | Path | None = None) -> Written:
     """`report.html` and `report/*.png` in the run folder, or in `out`. A report that is there already is replaced."""
     record = read_run(run)
     folder = record.path if out is None else Path(out)
-    figures = run_figures(record.lines, target_epsilon=record.target_epsilon, test_size=record.test_size)
+    figures = run_figures(record.lines, record.steps, target_epsilon=record.target_epsilon, test_size=record.test_size)
     page = run_page(record, figures, beside=folder)
     drawn = {f"{figure.name}.png": png(figure) for figure in figures}
     pictures = folder / "report"
