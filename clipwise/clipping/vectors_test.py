@@ -164,7 +164,7 @@ def test_dc_sgd_histogram_rows():
 
 def test_oso_trajectory_by_hand():
     """Signs of g_t . q_{t-1}: 0 (none yet), +, -, -, +, and of g_t . g_{t-1}: 0, +, +, -, -."""
-    method = make_method("oso", lr=1.0)
+    method = make_method("oso")
     gradients = [(1, 0), (1, 0), (2, 1), (-1, 1), (1, 0)]
     directions = [(1, 0), (-1, 0), (0, -1), (1, 3), (0, 0)]
     state = OsoState(0.1, 1.0, torch.zeros(0), torch.zeros(0))
@@ -295,7 +295,7 @@ def test_splits_of_the_papers():
         ("quantile", {"threshold": 1e9}),
         ("dc-sgd-p", {"percentile": 0}),
         ("dc-sgd-e", {"bins": 1}),
-        ("oso", {"lr": math.nan}),
+        ("oso", {"lr_rate": math.nan}),
         ("auto-dp-sound", {"growth": 1.0}),
     ],
 )
