@@ -38,7 +38,7 @@ class Oso(Method):
     summary = "learns threshold and learning rate online from released gradients"
     reference = "Galli et al., Online Sensitivity Optimization in Differentially Private Learning, AAAI 2024"
     adapts = "the threshold and the learning rate"
-    tune = ("threshold", "lr")  # their starts: a step moves each by 0.25 %
+    tune = ("threshold",)  # its start: a step moves it by 0.25 %
     guarantee = "weight x norm <= C; one record moves the released sum of unit vectors by at most 1"
 
     threshold: float = option(0.1, "C, where it starts")
