@@ -40,6 +40,7 @@ def vector(*values):
         ("global-adapt-v2", {"upper": 0.375}, (2.666667, 2.666667, 1.5, 0.916667, 0.329787, 0.099901)),
         ("dpsgd-f", {}, (1, 1, 1, 1, 1 / 3, 0.1)),
         ("quantile", {"threshold": 1.0}, (1, 1, 1, 1, 1 / 3, 0.1)),
+        ("bounded-quantile", {"threshold": 0.5}, (2, 2, 2, 1, 1 / 3, 0.1)),
         ("dc-sgd-p", {}, (1, 1, 1, 1, 1 / 3, 0.1)),
         ("dc-sgd-e", {}, (1, 1, 1, 1, 1 / 3, 0.1)),
         ("oso", {"threshold": 1.0}, (1, 1, 1, 1, 1 / 3, 0.1)),
@@ -230,6 +231,17 @@ def test_auto_dp_sound_trajectory_by_hand():
         state = method.update(state, released(mean_norm=[total]), context(batch=100.0), step)
         seen.append(state.threshold)
     assert seen == pytest.approx([3.0, 6.0, 3.0, 6.0, 3.0])
+
+
+def test_bounded_quantile_trajectory_by_hand():
+    """B = 100, rate ln 4, target 1/2, floor .3: counts +50 (all below), +50, -50, -50, 0 are shares 1, 1, 0, 0, 1/2, so
+    that C is halved, kept at the floor (.25 would follow), doubled, doubled, kept."""
+    method = make_method("bounded-quantile", rate=math.log(4), lowest=0.3)
+    state, seen = method.init(context()), []
+    for step, count in enumerate([50.0, 50.0, -50.0, -50.0, 0.0]):
+        state = method.update(state, released(below=[count]), context(batch=100.0), step)
+        seen.append(state.threshold)
+    assert seen == pytest.approx([0.5, 0.3, 0.6, 1.2, 1.2])
 
 
 def test_dynamic_trajectory_by_hand():
