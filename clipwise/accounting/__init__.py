@@ -9,17 +9,23 @@ from __future__ import annotations
 
 from clipwise.accounting.bound import ACCOUNTANTS, Epsilon, epsilon, within
 from clipwise.accounting.calibrate import calibrate, calibrate_shape, largest_step_count
-from clipwise.accounting.events import StepEvent
+from clipwise.accounting.events import Event, FixedSizeEvent, StepEvent
 from clipwise.accounting.joint import gradient_share, joint_noise_multiplier
 from clipwise.accounting.ledger import Ledger, LedgerError, LedgerRollback, LedgerTampered
+from clipwise.accounting.planned import NEIGHBOURS, SAMPLING, PlannedRun, planned_steps
 
 __all__ = [
     "ACCOUNTANTS",
+    "NEIGHBOURS",
+    "SAMPLING",
     "Epsilon",
+    "Event",
+    "FixedSizeEvent",
     "Ledger",
     "LedgerError",
     "LedgerRollback",
     "LedgerTampered",
+    "PlannedRun",
     "StepEvent",
     "calibrate",
     "calibrate_shape",
@@ -27,5 +33,6 @@ __all__ = [
     "gradient_share",
     "joint_noise_multiplier",
     "largest_step_count",
+    "planned_steps",
     "within",
 ]
