@@ -56,7 +56,7 @@ def scheduled(
 class _Bucket(NamedTuple):
     sample_rate: float
     noise_multiplier: float
-    count: int
+    steps: int
 
 
 def _by_rise(rates: Sequence[_Rate], most: int) -> list[_Bucket]:
@@ -116,7 +116,7 @@ def _by_cells(rates: Sequence[_Rate], most: int) -> list[_Bucket]:
                 key = math.floor(math.log(each.rate) / step), math.floor(math.log(max(noise, 1e-300)) / step)
                 old = cells.get(key, _Bucket(0.0, math.inf, 0))
                 cells[key] = _Bucket(
-                    max(old.sample_rate, each.rate), min(old.noise_multiplier, noise), old.count + count
+                    max(old.sample_rate, each.rate), min(old.noise_multiplier, noise), old.steps + count
                 )
         step *= 2
     return sorted(cells.values())

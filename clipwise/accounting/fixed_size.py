@@ -45,7 +45,8 @@ def fixed_size_epsilon(events: Sequence[FixedSizeEvent], delta: float) -> float:
         return 0.0
     if any(event.noise_multiplier == 0 for event in levels):
         return math.inf
-    return converted(sum(event.count * _curve(event.sample_rate, event.noise_multiplier) for event in levels), delta)
+    curves = [event.count * _curve(event.sample_rate, event.noise_multiplier) for event in levels]
+    return converted(np.sum(curves, axis=0), delta)
 
 
 @functools.lru_cache(maxsize=16384)

@@ -44,6 +44,7 @@ VECTORS = Path(os.environ.get("CLIPWISE_VECTORS", "/work/shared/vectors"))
 
 @pytest.mark.parametrize(("batch", "samples", "epochs", "schedule", "noise", "rdp", "pld", "grid"), SCHEDULES)
 def test_stored_schedules(batch, samples, epochs, schedule, noise, rdp, pld, grid):
+    del grid  # recorded for the reader
     rate = batch / samples
     run = PlannedRun(rate, planned_steps(epochs, rate), make_schedule(schedule))
     if rdp is not None:

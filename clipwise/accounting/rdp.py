@@ -81,8 +81,8 @@ def _evaluate(events: Sequence[StepEvent], delta: float) -> float:
         return 0.0
     if any(event.noise_multiplier == 0 for event in events):
         return float("inf")
-    total = sum(event.count * _curve(event.sample_rate, event.noise_multiplier) for event in events)
-    return converted(total, delta)
+    curves = [event.count * _curve(event.sample_rate, event.noise_multiplier) for event in events]
+    return converted(np.sum(curves, axis=0), delta)
 
 
 def converted(total: np.ndarray, delta: float) -> float:
