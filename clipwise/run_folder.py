@@ -2,6 +2,7 @@
 
     config.toml        what ran; `clipwise train --config` on it repeats the run
     metrics.jsonl      one line an epoch: public or released values only
+    path.jsonl         threshold, noise and learning rate by step (at most 1,000 of them), public as well
     ledger.jsonl       what was spent, written ahead by the training loop
     model.safetensors  the trained weights
     statement.md       the privacy statement, one page

@@ -39,19 +39,22 @@ class Oso(Method):
     reference = "OSO-DPSGD: online selection of optimisation parameters for differentially private SGD"
 
     threshold: float = option(0.1, "C, where it starts")
-    lr: float = option(0.1, "the learning rate, where it starts")
+    lr: float | None = option(None, "the learning rate, where it starts; without one, the optimizer's")
     threshold_rate: float = option(2.5e-3, "how fast the threshold moves, in log scale")
     lr_rate: float = option(2.5e-3, "how fast the learning rate moves, in log scale")
 
     def __post_init__(self) -> None:
-        for name in ("threshold", "lr", "threshold_rate", "lr_rate"):
+        for name in ("threshold", "threshold_rate", "lr_rate"):
             validate.positive(name, getattr(self, name))
+        if self.lr is not None:
+            validate.positive("lr", self.lr)
 
     def side_queries(self, context: Context) -> tuple[SideQuery, ...]:
         return (SideQuery("directions", 0, 1.0, QUERY * context.noise_multiplier),)
 
-    def init(self, context: Context) -> OsoState:  # noqa: ARG002
-        return OsoState(float(self.threshold), float(self.lr), torch.zeros(0), torch.zeros(0))
+    def init(self, context: Context) -> OsoState:
+        start = float(context.learning_rate if self.lr is None else self.lr)
+        return OsoState(float(self.threshold), start, torch.zeros(0), torch.zeros(0))
 
     def l2_bound(self, state: OsoState) -> float:
         return state.threshold

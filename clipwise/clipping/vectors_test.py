@@ -44,6 +44,8 @@ def vector(*values):
         ("dc-sgd-e", {}, (1, 1, 1, 1, 1 / 3, 0.1)),
         ("oso", {"threshold": 1.0}, (1, 1, 1, 1, 1 / 3, 0.1)),
         ("auto-dp-sound", {"scale": 2.0}, (2, 2, 2, 2, 2 / 3, 0.2)),
+        ("auto-dp", {"scale": 2.0}, (2, 2, 2, 2, 2, 2)),
+        ("dynamic", {"threshold": 3.0}, (1, 1, 1, 1, 1, 0.3)),
     ],
 )
 def test_weights(name, options, weights):
@@ -230,7 +232,42 @@ def test_auto_dp_sound_trajectory_by_hand():
     assert seen == pytest.approx([3.0, 6.0, 3.0, 6.0, 3.0])
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if make_method(name).side_queries(context())])
+def test_dynamic_trajectory_by_hand():
+    """C_0 = 2, r_C = .25 and r_sigma = .81 over 4 steps: C falls by .25^(1/4) = .7071 a step, sigma by .81^(1/4)."""
+    method, over_four = make_method("dynamic", threshold=2.0, threshold_decay=0.25, noise_decay=0.81), context(steps=4)
+    state, seen = method.init(over_four), []
+    for step in range(5):
+        seen.append(state.threshold)
+        state = method.update(state, released(), over_four, step)
+    assert seen == pytest.approx([2.0, 1.41421356, 1.0, 0.70710678, 0.5])
+    assert state.threshold == pytest.approx(0.5)  # it stays there in a run that goes on
+    factors = [method.noise_factor(over_four, step) for step in range(6)]
+    assert factors == pytest.approx([1.0, 0.9486833, 0.9, 0.8538150, 0.81, 0.81])
+
+
+def test_dynamic_wants_to_know_how_long():
+    with pytest.raises(BadArgument, match="epochs"):
+        make_method("dynamic").init(context(steps=0))
+
+
+def test_auto_dp_trajectory_by_hand():
+    """B = 10, q = .5 (two steps an epoch), W = 1: sums of norms 20, 40, 30, 50, 60 give s = 2, 4, 3, 5, 6, whose running
+    means are 2, 3, 3, 3.5, 4; sigma = 2 in epochs 0, 1 and 2 adds 1/4 each at steps 0, 2 and 4. The paper's figure:
+    rho = 13 * .25 * 16 / 2 * .75 = 19.5, epsilon = 19.5 + 2 sqrt(19.5 ln 1e5) = 49.4668."""
+    method, public = make_method("auto-dp"), context(batch=10.0, rate=0.5)
+    state, seen = method.init(public), []
+    for step, total in enumerate([20.0, 40.0, 30.0, 50.0, 60.0]):
+        answer = Released((torch.zeros(3),), {"mean_norm": vector(total)}, {}, 2.0)
+        assert method.noise_scale(state, answer.sides, public) == total / 10
+        state = method.update(state, answer, public, step)
+        seen.append(tuple(state))
+    assert seen == [(2, 0.25), (3, 0.25), (3, 0.5), (3.5, 0.5), (4, 0.75)]
+    assert method.claimed_epsilon(state, public, 1e-5) == pytest.approx(49.4668, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in METHODS if METHODS[name].sound and make_method(name).side_queries(context())]
+)
 @pytest.mark.parametrize("total", [0.3, 1.0, 1.4929, 4.0])
 def test_the_split_of_the_noise_is_exact(name, total):
     sides = [query.noise_multiplier for query in make_method(name).side_queries(context(noise=total))]
