@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from clipwise import __version__
-from clipwise.cli import account, bench, calibrate, data, methods, models, output, train
+from clipwise.cli import account, bench, calibrate, data, ledger, methods, models, output, plot_schedule, train
 from clipwise.types import BadArgument, ClipwiseError
 
 # Old typer builds on click, new typer carries a copy of it: this is the parser's error class in both.
@@ -74,6 +74,8 @@ for command in (
     train.train,
     account.account,
     calibrate.calibrate,
+    ledger.ledger,
+    plot_schedule.plot_schedule,
     bench.bench,
     methods.methods,
     data.data,

@@ -36,6 +36,14 @@ def finite(value: Any) -> Any:
     return value
 
 
+def rounded_up(value: float) -> str:
+    """Six significant digits, and never below the value: for an epsilon that people read."""
+    if not 0 < value < math.inf:
+        return f"{value:g}"
+    digits = 5 - math.floor(math.log10(value))
+    return f"{math.ceil(value * 10.0**digits * (1 - 1e-14)) / 10.0**digits:.6g}"
+
+
 def print_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
     typer.echo(json.dumps(finite(value), allow_nan=False))
 
