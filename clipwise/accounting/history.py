@@ -20,7 +20,7 @@ from clipwise.accounting.bound import Epsilon, epsilon
 from clipwise.accounting.events import StepEvent, merge
 from clipwise.accounting.ledger import Ledger, LedgerError, LedgerRollback
 
-_MOST_ROWS = 24  # levels shown one by one; more are shown as ranges
+_MOST_ROWS, _RANGES = 24, 12  # levels are shown one by one, or where there are more, as about so many ranges
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class History:
             for event in events:
                 counts.setdefault((event.sample_rate, event.noise_multiplier), [0, 0])[column] += event.count
         rows: list[Level] = []
-        size = math.ceil(len(counts) / _MOST_ROWS)
+        size = 1 if len(counts) <= _MOST_ROWS else math.ceil(len(counts) / _RANGES)
         for rate in sorted({rate for rate, _ in counts}):
             noises = sorted((noise for r, noise in counts if r == rate), reverse=True)
             for start in range(0, len(noises), size):

@@ -55,8 +55,9 @@ def ledger(
 
         check_file("plot", plot)
     history = read_history(file, head=head or stated)
-    deltas = delta or [history.run.get("delta")]
-    if deltas == [None]:
+    own = history.run.get("delta")
+    deltas = delta or ([] if own is None else [float(own)])
+    if not deltas:
         raise BadArgument("delta: the ledger names none; give --delta, well below 1 / number of records")
     target = epsilon if epsilon is not None else history.run.get("target_epsilon")
     budget = [_spent(history, each, target, accountant) for each in deltas]
@@ -169,7 +170,11 @@ def _print(
             [
                 f"{row['delta']:g}",
                 output.rounded_up(row["epsilon"]) if row["private"] else "infinite",
-                "no target" if target is None else "none" if row["remaining"] is None else f"{row['remaining']:.6g}",
+                "no target"
+                if target is None
+                else "none"
+                if row["remaining"] is None
+                else f"{math.floor(row['remaining'] * 1e6) / 1e6:g}",
                 row["accountant"],
             ]
             for row in budget

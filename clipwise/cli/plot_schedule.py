@@ -38,8 +38,8 @@ def plot_schedule(
     validate.positive("noise_multiplier", noise_multiplier, "give noise std / l2 bound")
     rate = rate_of(batch, samples)
     steps = planned_steps(epochs, rate)
-    if schedules == ["all"]:
-        schedules = [kind for kind in KINDS if kind != "levels"]
+    named = [kind for kind in KINDS if kind != "levels"]
+    schedules = [text for each in schedules for text in (named if each == "all" else [each])]
     if len(schedules) > _MOST_LINES:
         raise BadArgument(f"schedules: {len(schedules)} lines cannot be told apart; give at most {_MOST_LINES}")
     made = [make_schedule(text) for text in schedules]

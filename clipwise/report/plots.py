@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _SUFFIXES = (".png", ".svg", ".pdf")
-# Okabe and Ito's colours, which most people can tell apart, with a dash pattern each for print without colour.
+# Okabe and Ito's colours, which most people can tell apart; after eight lines they come again with dashes.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D1F")
-_DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (7, 2, 1.5, 2)), (0, (4, 1.5, 1, 1.5, 1, 1.5)))
+_DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (7, 2, 1.5, 2)), (0, (4, 1.5, 1, 1.5)))
 
 
 def check_file(option: str, file: Path) -> None:
@@ -48,17 +48,18 @@ def plot_schedules(
     for index, (label, epochs, noises) in enumerate(lines):
         look: dict[str, Any] = {
             "color": _COLOURS[index % len(_COLOURS)],
-            "linestyle": _DASHES[index % len(_DASHES)],
+            "linestyle": _DASHES[index // len(_COLOURS) % len(_DASHES)],
             "linewidth": 1.8,
             "drawstyle": "steps-post",
         }
         axes[0].plot(epochs, noises, label=label, **look)
         axes[1].plot(epochs, [noise**2 for noise in noises], **look)
     for each, name in zip(axes, ("noise multiplier $\\sigma$", "noise variance $\\sigma^2$"), strict=True):
+        each.margins(x=0.01, y=0.06)
         each.set(xlabel="epoch", ylabel=name, ylim=(0, None))
-        each.margins(x=0.01)
     axes[0].set_title(f"Noise schedules from $\\sigma_0$ = {noise_multiplier:g}", loc="left", weight="bold")
-    columns = min(len(lines), 3)
+    widest = max(len(label) for label, _, _ in lines)
+    columns = min(len(lines), max(1, 130 // (widest + 8)))  # as many as fit side by side
     figure.legend(loc="outside lower center", ncols=columns, frameon=False)
     _save(figure, file)
 
