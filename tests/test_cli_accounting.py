@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import struct
 import subprocess
 import sys
@@ -239,13 +240,6 @@ def test_plot_schedule():
     assert "<svg" in Path("t.svg").read_text()
 
 
-def test_pictures_need_matplotlib(monkeypatch):
-    import clipwise.report.plots as plots
-
-    monkeypatch.setattr(plots.importlib.util, "find_spec", lambda _: None)
-    assert "clipwise[plots]" in refused("plot-schedule", "linear", "--out", "a.png")
-
-
 def test_bench_accounting(monkeypatch):
     found = bench_accounting.importlib.util.find_spec
     monkeypatch.setattr(
@@ -264,3 +258,22 @@ def test_bench_accounting(monkeypatch):
     page = Path("page.md").read_text()
     assert re.search(r"\| 3 levels x 100 steps \| dp-accounting \| \d", page)
     json.dumps(told, allow_nan=False)
+
+
+def test_the_commands_of_the_docs_print_what_the_docs_say():
+    page = (Path(__file__).parent.parent / "docs" / "accounting.md").read_text()
+    shown = [pair for block in re.findall(r"```console\n(.*?)```", page, re.DOTALL) for pair in block.split("$ ")[1:]]
+    assert len(shown) == 6
+    for command, expected in (pair.split("\n", 1) for pair in shown):
+        done = run(*shlex.split(command)[1:])
+        assert digits(done.stdout) == pytest.approx(digits(expected), rel=1e-5), command
+        assert re.sub(NUMBER, "", done.stdout) == re.sub(NUMBER, "", expected), command
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(compile(code, "accounting.md", "exec"), {"__name__": "accounting"})
+
+
+NUMBER = r"\d+\.?\d*(?:e-\d+)?"
+
+
+def digits(text):
+    return [float(number) for number in re.findall(NUMBER, text)]

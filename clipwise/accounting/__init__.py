@@ -1,7 +1,7 @@
 """Accounting: what a run has spent, from plain events. Imports no torch.
 
-Formal guarantee: `epsilon(events, delta)` is an upper bound on epsilon, at that delta and for add/remove neighbours, of
-everything the events describe, by an accountant that the answer names. Two accountants are at hand, each an upper bound
+Formal guarantee: `epsilon(events, delta)` is an upper bound on epsilon, at that delta, of everything the events describe,
+by an accountant that the answer names; for add/remove neighbours, unless the events say otherwise (`planned.py`). Two accountants are at hand, each an upper bound
 by itself, so the smaller of the two is one as well.
 """
 

@@ -53,7 +53,7 @@ def calibrate(
         )
     else:
         typer.echo(
-            f"noise multiplier = {noise_multiplier:.10g} spends epsilon = {output.rounded_up(spent.value)} of "
+            f"noise multiplier = {output.rounded_up(noise_multiplier, 10)} spends epsilon = {output.rounded_up(spent.value)} of "
             f"{epsilon:g} at delta = {spent.delta:g} ({spent.accountant} accountant)"
         )
         typer.echo(run_options.sentence(run))

@@ -51,7 +51,7 @@ def ledger(
     for each in delta or ():
         check_delta(each)
     if plot is not None:
-        from clipwise.report.plots import check_file
+        from clipwise.report.pictures import check_file
 
         check_file("plot", plot)
     history = read_history(file, head=head or stated)
@@ -63,7 +63,7 @@ def ledger(
     budget = [_spent(history, each, target, accountant) for each in deltas]
     curve = history.curve(deltas[0], accountant, points) if points else []
     if plot is not None:
-        from clipwise.report.plots import plot_curve
+        from clipwise.report.pictures import plot_curve
 
         plot_curve(plot, curve or history.curve(deltas[0], accountant), deltas[0], target)
     if as_json:

@@ -1,85 +1,58 @@
-"""Pictures: epsilon over steps, and schedules over epochs. matplotlib comes with `pip install 'clipwise[plots]'`."""
+"""Draws figures as PNG, one file each, for papers and slides."""
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import io
 
-from clipwise.types import BadArgument
+from clipwise.report.figures import Figure, short
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-_SUFFIXES = (".png", ".svg", ".pdf")
-# Okabe and Ito's colours, which most people can tell apart; after eight lines they come again with dashes.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D1F")
-_DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (7, 2, 1.5, 2)), (0, (4, 1.5, 1, 1.5)))
+COLOURS = ("#0b62a8", "#bc4a10", "#12755a", "#8a3f96", "#8c6100", "#4d5a68", "#b3246b", "#1b7f94")
+MARKED = 40
 
 
-def check_file(option: str, file: Path) -> None:
-    """Refuse what cannot be drawn to, before anything is computed."""
-    if file.suffix.lower() not in _SUFFIXES:
-        raise BadArgument(f"{option}={str(file)!r} is not a picture's name; let it end in .png, .svg or .pdf")
-    if not file.resolve().parent.is_dir():
-        raise BadArgument(f"{option}={str(file)!r}: its folder does not exist; make it first")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise BadArgument(f"{option}={str(file)!r} needs matplotlib; pip install 'clipwise[plots]' brings it")
+def png(figure: Figure) -> bytes:
+    from matplotlib.figure import Figure as Drawing
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-
-def plot_curve(file: Path, curve: Sequence[tuple[int, float]], delta: float, target: float | None) -> None:
-    """Epsilon over the steps charged, with the budget as a line."""
-    figure, (axes,) = _figure(1)
-    axes.plot([0, *(steps for steps, _ in curve)], [0, *(value for _, value in curve)], "o-", color=_COLOURS[0], ms=4)
-    if target is not None:
-        axes.axhline(target, color=_COLOURS[1], dashes=(6, 2), label=f"budget, epsilon {target:g}")
+    drawing = Drawing(figsize=(7, 4), dpi=150, layout="constrained")
+    axes = drawing.subplots()
+    for place, series in enumerate(figure.series):
+        xs, ys = [p.x for p in series.points], [p.y for p in series.points]
+        colour = COLOURS[place % len(COLOURS)]
+        style = "--" if series.dashed or place >= len(COLOURS) else "-"
+        marker = "o" if series.marked and len(xs) <= MARKED else ""
+        axes.plot(xs, ys, style, color=colour, marker=marker, markersize=4, label=_plain(series.label))
+        known = [(p.x, p.low, p.high) for p in series.points if p.low is not None and p.high is not None]
+        if len(known) > 1:
+            at, low, high = zip(*known, strict=True)
+            axes.fill_between(at, low, high, color=colour, alpha=0.16, linewidth=0)
+        elif known:
+            axes.vlines(*known[0], color=colour)
+    if figure.target:
+        label = f"{figure.target.label} {short(figure.target.y)}"
+        axes.axhline(figure.target.y, color="#1c2430", linestyle=":", linewidth=1.2, label=_plain(label))
+    if figure.log:
+        axes.set_yscale("log")
+    else:
+        axes.ticklabel_format(axis="y", useOffset=False)
+    if figure.from_zero:
+        axes.set_ylim(bottom=0)
+    if figure.percent:
+        axes.yaxis.set_major_formatter(PercentFormatter(xmax=1))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=all(p.x == int(p.x) for s in figure.series for p in s.points)))
+    axes.set(xlabel=_plain(figure.x_label), ylabel=_plain(figure.y_label))
+    axes.set_title(_plain(figure.title), loc="left", fontweight="bold", fontsize=12)
+    axes.grid(axis="y", color="#dfe4ea")
+    axes.spines[["top", "right"]].set_visible(False)
+    if len(figure.series) + bool(figure.target) > 1:
         axes.legend(frameon=False)
-    axes.set(xlabel="steps charged", ylabel=f"epsilon at delta {delta:g}", xlim=(0, None), ylim=(0, None))
-    axes.set_title("Privacy spent", loc="left", weight="bold")
-    _save(figure, file)
+    if figure.note:
+        axes.text(1, 1.02, _plain(figure.note), transform=axes.transAxes, ha="right", fontsize=8, color="#5d6876")
+    content = io.BytesIO()
+    drawing.savefig(content, format="png")
+    return content.getvalue()
 
 
-def plot_schedules(
-    file: Path, lines: Sequence[tuple[str, Sequence[float], Sequence[float]]], noise_multiplier: float
-) -> None:
-    """The noise multiplier and its square over epochs, a line a schedule: (label, epochs, noise multipliers)."""
-    figure, axes = _figure(2)
-    for index, (label, epochs, noises) in enumerate(lines):
-        look: dict[str, Any] = {
-            "color": _COLOURS[index % len(_COLOURS)],
-            "linestyle": _DASHES[index // len(_COLOURS) % len(_DASHES)],
-            "linewidth": 1.8,
-            "drawstyle": "steps-post",
-        }
-        axes[0].plot(epochs, noises, label=label, **look)
-        axes[1].plot(epochs, [noise**2 for noise in noises], **look)
-    for each, name in zip(axes, ("noise multiplier $\\sigma$", "noise variance $\\sigma^2$"), strict=True):
-        each.margins(x=0.01, y=0.06)
-        each.set(xlabel="epoch", ylabel=name, ylim=(0, None))
-    axes[0].set_title(f"Noise schedules from $\\sigma_0$ = {noise_multiplier:g}", loc="left", weight="bold")
-    widest = max(len(label) for label, _, _ in lines)
-    columns = min(len(lines), max(1, 130 // (widest + 8)))  # as many as fit side by side
-    figure.legend(loc="outside lower center", ncols=columns, frameon=False)
-    _save(figure, file)
-
-
-def _figure(panels: int) -> tuple[Any, list[Axes]]:
-    # Straight to a canvas without a display, and without pyplot's global state.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.2 * panels, 4.0), layout="constrained", dpi=150)
-    FigureCanvasAgg(figure)
-    axes = list(figure.subplots(1, panels, squeeze=False)[0])
-    for each in axes:
-        each.spines[["top", "right"]].set_visible(False)
-        each.grid(alpha=0.25)
-    return figure, axes
-
-
-def _save(figure: Any, file: Path) -> None:
-    try:
-        figure.savefig(file)
-    except OSError as error:
-        raise BadArgument(f"{str(file)!r} cannot be written ({error}); name another file") from error
+def _plain(text: str) -> str:
+    """A dollar sign would start a formula."""
+    return text.replace("$", r"\$")
