@@ -14,10 +14,11 @@ import torch.nn.functional as F
 from scipy import stats
 from typer.testing import CliRunner
 
-from clipwise.bench import compare, memory, peers, report, worker, workloads
+from clipwise.bench import clipping, compare, memory, peers, report, worker, workloads
 from clipwise.bench.compare import Effort
 from clipwise.bench.timing import Others, Times, time_interleaved
 from clipwise.cli import app
+from clipwise.clipping import METHODS
 
 TINY = workloads.WORKLOADS["tiny-b32"]
 
@@ -262,12 +263,6 @@ def test_targets_are_judged():
 
 def test_clipping_methods_beside_fixed(tmp_path):
     """Through the command, with one round: ratios to the step of `fixed` of the same round, and a target for each."""
-    from typer.testing import CliRunner
-
-    from clipwise.bench import clipping
-    from clipwise.cli import app
-    from clipwise.clipping import METHODS
-
     page = tmp_path / "methods.md"
     options = ["bench", "--methods", "--models", "small-cnn-b256", "--rounds", "1", "--markdown", str(page), "--json"]
     result = CliRunner().invoke(app, options)
@@ -281,10 +276,6 @@ def test_clipping_methods_beside_fixed(tmp_path):
 
 
 def test_methods_are_not_compared_with_peers():
-    from typer.testing import CliRunner
-
-    from clipwise.cli import app
-
     result = CliRunner().invoke(app, ["bench", "--methods", "--against", "opacus"])
     assert result.exit_code == 2
     assert "against" in result.stderr
