@@ -93,11 +93,11 @@ def test_runs_resumes_and_makes_a_table(tmp_path):
     assert f"| plain |  |  | {cells[2]} |" in table
 
     about.write(tmp_path / "out")
-    written = write_study_report(tmp_path / "out")
-    page = written.page.read_text()
+    drawn = write_study_report(tmp_path / "out")
+    page = drawn.page.read_text()
     for line in again[0]:
         assert f'<td class="number">{line["accuracy"]}</td>' in page
-    assert [path.name for path in written.pictures] == ["digits-linear.png"]
+    assert [path.name for path in drawn.pictures] == ["digits-linear.png"]
     for cell in cells:
         assert f"{cell.variant}: {cell}" in page
 
