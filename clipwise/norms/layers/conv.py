@@ -25,7 +25,8 @@ from clipwise.norms.kernel import Call, Ghost, Kernel, Part, Way, scale_rows, su
 from clipwise.norms.layers.registry import Tap, layer
 from clipwise.types import Unsupported
 
-BUFFER_BYTES = 16 * 2**20  # patches or Gram matrices formed at a time
+PATCH_BYTES = 4 * 2**20  # patches formed at a time: they are used while they are in the cache
+GRAM_BYTES = 16 * 2**20  # Gram matrices
 SHORT_RUN = 16  # numbers; copies of shorter runs take longer than the memory they move
 
 
@@ -37,8 +38,8 @@ class Geometry(NamedTuple):
     groups: int
 
 
-def _spans(rows: int, bytes_per_row: int) -> Iterator[slice]:
-    step = max(1, BUFFER_BYTES // max(1, bytes_per_row))
+def _spans(rows: int, bytes_per_row: int, most: int) -> Iterator[slice]:
+    step = max(1, most // max(1, bytes_per_row))
     for start in range(0, max(1, rows), step):
         yield slice(start, start + step)
 
@@ -87,7 +88,7 @@ def _gradients(x: Tensor, b: Tensor, geo: Geometry) -> Tensor:
         one_x, one_b = x.reshape(1, -1, *x.shape[2:]), b.reshape(1, -1, *b.shape[2:])
         return _ordinary_gradient(one_x, one_b, geo, rows * geo.groups).view(rows, channels, -1)
     grads = b.new_empty(rows, channels, prod(geo.kernel) * x.shape[1])
-    for part in _spans(rows, _patch_bytes(x, b, geo)):
+    for part in _spans(rows, _patch_bytes(x, b, geo), PATCH_BYTES):
         torch.bmm(b[part].flatten(2), _patches(x[part], geo, b.shape[2:]), out=grads[part])
     return grads
 
@@ -148,7 +149,7 @@ def _weighted_gradient(weights: Tensor, x: Tensor, b: Tensor, geo: Geometry) -> 
     scaled = b.new_empty(b.shape[1], b.shape[0], b.shape[2:].numel())
     torch.mul(b.flatten(2).transpose(0, 1), weights.view(1, -1, 1), out=scaled)
     total = b.new_empty(b.shape[1], prod(geo.kernel) * x.shape[1])
-    for part in _spans(b.shape[0], _patch_bytes(x, b, geo)):
+    for part in _spans(b.shape[0], _patch_bytes(x, b, geo), PATCH_BYTES):
         patches = _patches(x[part], geo, b.shape[2:]).flatten(0, 1)
         total.addmm_(scaled[:, part].flatten(1), patches, beta=0 if part.start == 0 else 1)
     return _as_weight(total, geo).contiguous()
@@ -193,13 +194,14 @@ class ConvKernel(Kernel):
 
     def ghost(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> Part:
         x, b, geo = _look(call, saved, b)
-        spans = _spans(b.shape[0], _gram_bytes(x, b))
+        spans = _spans(b.shape[0], _gram_bytes(x, b), GRAM_BYTES)
         squares = torch.cat([_gram_squared_norms(x[part], b[part], geo) for part in spans])
         return self._measured(call, squares, x, b, geo)
 
     def recompute(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> Part:
         x, b, geo = _look(call, saved, b)
-        spans = _spans(b.shape[0], _patch_bytes(x, b, geo) + call.params["weight"].numel() * x.element_size())
+        per_row = _patch_bytes(x, b, geo) + call.params["weight"].numel() * x.element_size()
+        spans = _spans(b.shape[0], per_row, 2 * PATCH_BYTES)
         squares = torch.cat([sum_of_squares(_gradients(x[part], b[part], geo)) for part in spans])
         return self._measured(call, squares, x, b, geo)
 

@@ -52,7 +52,7 @@ def cases(draw, dims):
         "bias": draw(st.booleans()),
         "padding_mode": draw(st.sampled_from(["zeros", "zeros", "replicate", "circular"])),
         "frozen": draw(st.sampled_from([None, None, "weight", "bias"])),
-        "buffer": draw(st.sampled_from([1, 2000, conv.BUFFER_BYTES])),
+        "buffer": draw(st.sampled_from([1, 2000, conv.PATCH_BYTES])),
         "short_run": draw(st.sampled_from([0, conv.SHORT_RUN])),
     }
 
@@ -68,7 +68,8 @@ def check(dims, case):
     if frozen:
         getattr(layer, frozen).requires_grad_(False)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conv, "BUFFER_BYTES", buffer)  # few rows at a time, or all
+        patch.setattr(conv, "PATCH_BYTES", buffer)  # few rows at a time, or all
+        patch.setattr(conv, "GRAM_BYTES", buffer)
         patch.setattr(conv, "SHORT_RUN", short_run)
         assert_agrees(nn.Sequential(layer, nn.Tanh()), (torch.randn(rows, layer.in_channels, *size),))
 
