@@ -7,6 +7,9 @@ For the patch a_p (kernel taps x channels) under output place p and the output g
   Gram matrix of the *pixels*, and the shifts separate by dimension, so that no patch is formed: for small images, many channels;
 - *recompute*: g_i is formed for its norm alone and thrown away: for large images where storing g_i would need too much memory.
 
+Taps of the kernel that meet nothing but padding at every place (the outer ones of a 3x3 kernel on a 1x1 image) are left out of
+all of it, the forward pass included: their gradient is zero.
+
 With groups, *direct* hands the whole batch to torch as a single image of rows * groups groups: no slower than the ordinary weight
 gradient, where torch has kernels for groups. Buffers are bounded by working on a few rows at a time.
 """
@@ -36,6 +39,8 @@ class Geometry(NamedTuple):
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
     groups: int
+    # First tap, end and size of the parameter's own kernel, in each dimension, where this one is but a part of it.
+    within: tuple[tuple[int, int, int], ...] | None = None
 
 
 def _spans(rows: int, bytes_per_row: int, most: int) -> Iterator[slice]:
@@ -96,8 +101,18 @@ def _gradients(x: Tensor, b: Tensor, geo: Geometry) -> Tensor:
 def _as_weight(flat: Tensor, geo: Geometry) -> Tensor:
     """(..., out channels, the rest) -> (..., out channels, in channels, *kernel), the shape of the parameter."""
     if geo.groups > 1:
-        return flat.unflatten(-1, (-1, *geo.kernel))
-    return flat.unflatten(-1, (*geo.kernel, -1)).movedim(-1, -1 - len(geo.kernel))
+        return _whole(flat.unflatten(-1, (-1, *geo.kernel)), geo)
+    return _whole(flat.unflatten(-1, (*geo.kernel, -1)).movedim(-1, -1 - len(geo.kernel)), geo)
+
+
+def _whole(shaped: Tensor, geo: Geometry) -> Tensor:
+    """(..., *kernel): zeros for the taps that were left out."""
+    if geo.within is None:
+        return shaped
+    whole = shaped.new_zeros(*shaped.shape[: -len(geo.kernel)], *(size for _, _, size in geo.within))
+    before = [slice(None)] * (shaped.dim() - len(geo.kernel))
+    whole[(*before, *(slice(first, end) for first, end, _ in geo.within))] = shaped
+    return whole
 
 
 def _patch_bytes(x: Tensor, b: Tensor, geo: Geometry) -> int:
@@ -144,7 +159,7 @@ def _gram_bytes(x: Tensor, b: Tensor) -> int:
 def _weighted_gradient(weights: Tensor, x: Tensor, b: Tensor, geo: Geometry) -> Tensor:
     """sum_i weights_i g_i, as one gradient."""
     if geo.groups > 1 or b.device.type != "cpu":
-        return _ordinary_gradient(x, scale_rows(b, weights), geo, geo.groups)
+        return _whole(_ordinary_gradient(x, scale_rows(b, weights), geo, geo.groups), geo)
     # On CPUs one large product with the patches takes half the time, where images are small and channels many.
     scaled = b.new_empty(b.shape[1], b.shape[0], b.shape[2:].numel())
     torch.mul(b.flatten(2).transpose(0, 1), weights.view(1, -1, 1), out=scaled)
@@ -276,6 +291,41 @@ def forward(module: Conv, tap: Tap, input: Tensor) -> Tensor:
         )
     x, padding = _padded(module, input)
     geo = Geometry(module.kernel_size, _each(module.stride, dims), padding, _each(module.dilation, dims), module.groups)
+    weight = module.weight.detach()
+    if (live := _live(geo, x.shape[2:])) is not None:
+        x, geo = _trimmed(x, geo, live)
+        weight = weight[(slice(None), slice(None), *live)].contiguous()
     bias = None if module.bias is None else module.bias.detach()
-    out = FUNCTIONS[dims](x, module.weight.detach(), bias, *geo[1:])
+    out = FUNCTIONS[dims](x, weight, bias, *geo[1:5])
     return tap(out, CONV, {"weight": module.weight, "bias": module.bias}, (x,), geo, rows_dim=0)
+
+
+def _places(geo: Geometry, size: Sequence[int]) -> list[int]:
+    """The size of the output."""
+    return [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in zip(size, *geo[:4], strict=True)]
+
+
+def _live(geo: Geometry, size: Sequence[int]) -> tuple[slice, ...] | None:
+    """From the first to the last tap, in each dimension, that meets the image at any place; None if these are all."""
+    live = []
+    for n, k, s, p, d, places in zip(size, *geo[:4], _places(geo, size), strict=True):
+        # The first place at which a tap is not before the image: is it a place, and is the tap not behind the image?
+        first = [max(0, -((tap * d - p) // s)) for tap in range(k)]
+        taps = [tap for tap, at in enumerate(first) if at < places and at * s + tap * d - p < n]
+        if not taps:
+            return None
+        live.append(slice(taps[0], taps[-1] + 1))
+    whole = all(taps == slice(0, k) for taps, k in zip(live, geo.kernel, strict=True))
+    return None if whole else tuple(live)
+
+
+def _trimmed(x: Tensor, geo: Geometry, live: tuple[slice, ...]) -> tuple[Tensor, Geometry]:
+    """The same convolution by the live taps alone: the part of the padded image that they meet, and their geometry."""
+    margins: list[int] = []
+    for taps, n, s, p, d, places in zip(live, x.shape[2:], *geo[1:4], _places(geo, x.shape[2:]), strict=True):
+        before = p - taps.start * d
+        met = (places - 1) * s + (taps.stop - 1 - taps.start) * d + 1
+        margins = [before, met - n - before, *margins]  # F.pad begins with the last dimension; less than zero cuts off
+    kernel = tuple(taps.stop - taps.start for taps in live)
+    whole = tuple((taps.start, taps.stop, size) for taps, size in zip(live, geo.kernel, strict=True))
+    return F.pad(x, margins) if any(margins) else x, geo._replace(kernel=kernel, padding=(0,) * len(live), within=whole)
