@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -16,8 +17,9 @@ from clipwise.types import Released
 
 def write_gradients(parameters: Sequence[nn.Parameter], released: Released, expected_batch_size: float) -> None:
     """p.grad = released sum / expected batch size; the sum's memory is re-used."""
+    torch._foreach_div_(list(released.gradient), expected_batch_size)
     for p, total in zip(parameters, released.gradient, strict=True):
-        p.grad = total.div_(expected_batch_size)
+        p.grad = total
 
 
 def set_learning_rate(optimizer: Optimizer, learning_rate: float | None) -> None:

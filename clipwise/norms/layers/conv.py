@@ -44,8 +44,10 @@ class Geometry(NamedTuple):
 
 
 def _spans(rows: int, bytes_per_row: int, most: int) -> Iterator[slice]:
-    step = max(1, most // max(1, bytes_per_row))
-    for start in range(0, max(1, rows), step):
+    """Slices of about the same size, each of `most` bytes or of one row."""
+    pieces = -(-rows // max(1, most // max(1, bytes_per_row)))
+    step = -(-rows // max(1, pieces))
+    for start in range(0, max(1, rows), max(1, step)):
         yield slice(start, start + step)
 
 
