@@ -19,15 +19,18 @@ from pydantic_core import ErrorDetails
 
 from clipwise import validate
 from clipwise.data import DataSet, is_file
+from clipwise.data.text import in_full
+from clipwise.schedules import make_schedule
 from clipwise.types import BadArgument
 
 if TYPE_CHECKING:
     from torch.nn import Parameter
     from torch.optim import Optimizer
 
-OptimizerName = Literal["sgd", "adam", "adamw", "rmsprop"]
+OptimizerName = Literal["sgd", "adam", "adamw", "rmsprop", "adam-wosm"]
 _HAS_MOMENTUM = ("sgd", "rmsprop")
-_ADAPTIVE_LR = 2e-3  # adaptive optimizers divide by the gradient's size, so one rate serves most models
+# Adaptive optimizers divide by the size of the gradient, or of its noise, so that one rate serves most models.
+_RATES = {"adam": 2e-3, "adamw": 2e-3, "rmsprop": 2e-3, "adam-wosm": 1e-3}
 
 
 class TrainConfig(BaseModel):
@@ -40,12 +43,15 @@ class TrainConfig(BaseModel):
     classes: int | None = None  # of a file of one's own
     ranges: dict[str, list[float]] = Field(default_factory=dict)  # column, or "*" for all -> [low, high], public
     test_fraction: float = 0.2  # of a file without a test part
+    vocabulary: str | None = None  # of texts: hashed, training or the path of a public text, perhaps with a size
     model: str | None = None
     method: str = "fixed"
     method_options: dict[str, Any] = Field(default_factory=dict)
     epsilon: float | None = None  # inf trains without privacy
     noise_multiplier: float | None = None
     delta: float | None = None
+    schedule: str = "constant"  # of the noise
+    allow_unsound: bool = False
     epochs: int | None = None
     batch: int | None = None  # expected batch size
     lr: float | None = None
@@ -82,6 +88,11 @@ class TrainConfig(BaseModel):
     def _whole(cls, value: int | None) -> int | None:
         return value if value is None else validate.count("seed", value, least=0)
 
+    @field_validator("schedule", mode="before")
+    @classmethod
+    def _written_out(cls, value: Any) -> str:
+        return str(make_schedule(value))
+
     @field_validator("epsilon")
     @classmethod
     def _budget(cls, value: float | None) -> float | None:
@@ -117,6 +128,11 @@ class TrainConfig(BaseModel):
                 f"epsilon={self.epsilon!r} and noise_multiplier={self.noise_multiplier!r} were both given, and each "
                 "decides the other; leave one out"
             )
+        if self.optimizer == "adam-wosm" and (self.weight_decay or self.epsilon == math.inf):
+            raise BadArgument(
+                f"optimizer='adam-wosm' sets its rate by the noise and has no weight decay; leave "
+                f"{'weight_decay out' if self.weight_decay else 'epsilon=inf to another optimizer'}"
+            )
         if self.momentum is not None and self.optimizer not in _HAS_MOMENTUM:
             raise BadArgument(
                 f"momentum={self.momentum!r} means nothing to optimizer={self.optimizer!r}; leave it out, or use sgd"
@@ -143,13 +159,16 @@ class TrainConfig(BaseModel):
         return self.model_copy(
             update={
                 "data": str(Path(self.data).resolve()) if is_file(self.data) else self.data,
+                "vocabulary": in_full(self.vocabulary, dataset.vocabulary_size or 0)
+                if dataset.kind == "text"
+                else None,
                 "model": self.model or recipe.model,
                 "method_options": options,
                 "epsilon": 3.0 if self.epsilon is None and self.noise_multiplier is None else self.epsilon,
                 "delta": delta,
                 "epochs": self.epochs or recipe.epochs,
                 "batch": batch,
-                "lr": self.lr or (recipe.lr if sgd else _ADAPTIVE_LR),
+                "lr": self.lr or _RATES.get(self.optimizer, recipe.lr),
                 "momentum": 0.9 if sgd and self.momentum is None else self.momentum,
             }
         )
@@ -158,6 +177,10 @@ class TrainConfig(BaseModel):
         """The torch optimizer that the (resolved) options name."""
         import torch
 
+        if self.optimizer == "adam-wosm":
+            from clipwise.optim import AdamWOSM
+
+            return AdamWOSM(parameters, lr=float(self.lr or 0))
         kind = {
             "sgd": torch.optim.SGD,
             "adam": torch.optim.Adam,

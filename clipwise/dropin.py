@@ -31,10 +31,11 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from clipwise.clipping import Method
-from clipwise.optim import set_learning_rate, write_gradients
+from clipwise.optim import hand_over
 from clipwise.report import Statement
 from clipwise.run import Run
 from clipwise.sampling import PhysicalBatch
+from clipwise.schedules import ScheduleLike
 from clipwise.step import Partial, absorb, release
 from clipwise.types import LoopMisuse
 
@@ -134,8 +135,13 @@ class Private:
         partial, self._partial = self._partial, Partial()
         learning_rate = run.plan.method.learning_rate(run.state.method)
         released, run.state = release(run.plan, run.state, partial, run.noise, run.ledger)
-        write_gradients(run.engine.parameters, released, run.plan.expected_batch_size)
-        set_learning_rate(self.optimizer, learning_rate)
+        hand_over(
+            self.optimizer,
+            run.engine.parameters,
+            released,
+            expected_batch_size=run.plan.expected_batch_size,
+            learning_rate=learning_rate,
+        )
         return take_step()
 
     def _refuse_changed_parameters(self) -> None:
@@ -215,6 +221,8 @@ def attach(
     seed: int | None = None,
     ledger: str | Path | None = None,
     groups: Callable[[Any], torch.Tensor] | None = None,
+    schedule: ScheduleLike = None,
+    allow_unsound: bool = False,
     **method_options: Any,
 ) -> Private:
     """Make an existing training loop private. Everything is checked here, before any data is touched.
@@ -229,7 +237,10 @@ def attach(
     "generic" (torch.func for the whole model; slower, for models that change shape from call to call). seed: for
     studies and tests only; without it the randomness comes from the operating system. ledger: a file for the privacy
     ledger; an existing one goes on, and what it holds counts.
-    groups: for a method that treats groups of records apart: a function of a batch that gives the group (0, 1, ...) of each row.
+    groups: for a method that treats groups of records apart: a function of a batch that gives the group (0, 1, ...) of
+    each row. schedule: how the noise changes over the run: "step", "linear:decay=0.98", a `Schedule`, a list of factors
+    (one an epoch) or a function of the epoch; a target epsilon is met over the whole of it. allow_unsound: run a method
+    without a valid guarantee; epsilon is infinite then.
     """
     run = Run(
         model,
@@ -250,6 +261,8 @@ def attach(
         seed=seed,
         ledger=ledger,
         groups=groups,
+        schedule=schedule,
+        allow_unsound=allow_unsound,
         notify=lambda message: warnings.warn(message, stacklevel=2),
     )
     return Private(run, optimizer, loader, lr_scheduler)

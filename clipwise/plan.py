@@ -5,20 +5,23 @@ batch, each with Gaussian noise of std = (its multiplier) x (its l2 bound). Divi
 the stacked vector by at most sqrt(sum_k sigma_k^-2), so the step is one Gaussian release with multiplier sigma_eff =
 (sum_k sigma_k^-2)^(-1/2), subsampled *once* at the plan's rate (Poisson, add/remove-one neighbours). The plan gives
 each side query the multiplier it asks for and the gradient the rest, so that sigma_eff is the total that was stated
-or calibrated. The event depends on the plan and on released state only, never on what was measured.
+or calibrated, times the schedule's factor for the step. The event depends on the plan alone: what a run will cost is
+known before it begins.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import NamedTuple
 
 from clipwise import validate
 from clipwise.accounting import ACCOUNTANTS, StepEvent
-from clipwise.accounting.calibrate import calibrate
+from clipwise.accounting.calibrate import calibrate_shape
 from clipwise.accounting.joint import gradient_share
 from clipwise.clipping import Context, Method
+from clipwise.schedules import Schedule, ScheduleLike, make_schedule
 from clipwise.types import BadArgument, SideQuery
 
 
@@ -35,12 +38,14 @@ class Plan:
     method: Method
     sample_rate: float
     expected_batch_size: float
-    noise_multiplier: float  # the total, noise std / joint l2 bound
+    noise_multiplier: float  # the total, noise std / joint l2 bound, before the schedule's factor
     parameters: int  # numbers that are trained
+    schedule: Schedule = field(default_factory=Schedule)
     steps: int | None = None  # planned; None where the user goes on as long as they like
     delta: float | None = None
     target_epsilon: float | None = None
     accountant: str = "best"
+    learning_rate: float = 0.0  # the optimizer's, where a method that learns it starts
     size: int | None = None  # of the data set, where it is treated as public
 
     def __post_init__(self) -> None:
@@ -55,26 +60,43 @@ class Plan:
             validate.count("steps", self.steps)
         if self.delta is not None:
             check_delta(self.delta, self.size)
-        self.shares(self.method.init(self.context), 0)  # a side query that leaves no room is refused now
+        if self.method.sound:  # a side query that leaves no room, at any step, is refused now
+            gradient_share(self.context.noise_multiplier, [s.noise_multiplier for s in self.side_queries])
+        self.total(0)
 
     @property
     def context(self) -> Context:
+        largest = self.noise_multiplier * self.schedule.largest
         return Context(
-            self.expected_batch_size, self.noise_multiplier, self.parameters, self.steps or 0, self.sample_rate
+            self.expected_batch_size,
+            largest,
+            self.parameters,
+            self.steps or 0,
+            self.sample_rate,
+            self.learning_rate,
         )
+
+    @property
+    def side_queries(self) -> tuple[SideQuery, ...]:
+        return self.method.side_queries(self.context)
 
     @property
     def steps_per_epoch(self) -> int:
         return math.ceil(1 / self.sample_rate - 1e-9)
 
-    def shares(self, method_state: Any, step: int) -> Shares:
-        total = self.method.noise_multiplier(self.noise_multiplier, method_state, step)
-        sides = self.method.side_queries(self.context)
+    def total(self, step: int) -> float:
+        """The noise multiplier of everything that this step releases."""
+        return self.noise_multiplier * _factor(self.method, self.schedule, self.context, step)
+
+    def shares(self, step: int) -> Shares:
+        total, sides = self.total(step), self.side_queries
+        if not self.method.sound:  # no split of the noise would make it private
+            return Shares(total, total, sides)
         return Shares(total, gradient_share(total, [side.noise_multiplier for side in sides]), sides)
 
-    def event(self, method_state: Any, step: int) -> StepEvent:
-        """What this step costs, known before it is taken."""
-        return StepEvent(self.sample_rate, self.shares(method_state, step).total)
+    def event(self, step: int) -> StepEvent:
+        """What this step costs, known before it is taken: without bound for a method without a valid guarantee."""
+        return StepEvent(self.sample_rate, self.total(step) if self.method.sound else 0.0)
 
 
 def make_plan(
@@ -89,6 +111,8 @@ def make_plan(
     epochs: float | None,
     accountant: str,
     size: int | None,
+    schedule: ScheduleLike = None,
+    learning_rate: float = 0.0,
 ) -> Plan:
     """A plan from a target epsilon (the noise is calibrated) or from a noise multiplier. Checks before anything is
     spent."""
@@ -104,6 +128,7 @@ def make_plan(
     if delta is not None:
         check_delta(delta, size)
     steps = None if epochs is None else max(1, round(epochs * math.ceil(1 / sample_rate - 1e-9)))
+    made_schedule = make_schedule(schedule, epochs=epochs)
     if epsilon is not None:
         validate.positive("epsilon", epsilon, "give a finite target above 0, such as 3.0")
         if delta is None:
@@ -114,19 +139,40 @@ def make_plan(
             raise BadArgument(
                 "epochs=None: the noise for a target epsilon depends on the number of steps; give the epochs that are planned"
             )
-        noise_multiplier = calibrate(epsilon, delta, sample_rate, steps, accountant=accountant)
+        context = Context(expected_batch_size, 0.0, parameters, steps, sample_rate)
+        runs = _noise_runs(method, made_schedule, context)
+        noise_multiplier = calibrate_shape(
+            epsilon, delta, lambda noise: [StepEvent(sample_rate, noise * f, n) for f, n in runs], accountant
+        )
     return Plan(
         method=method,
         sample_rate=sample_rate,
         expected_batch_size=expected_batch_size,
         noise_multiplier=noise_multiplier,  # type: ignore[arg-type]  # one of the two is given
         parameters=parameters,
+        schedule=made_schedule,
         steps=steps,
         delta=delta,
         target_epsilon=epsilon,
         accountant=accountant,
+        learning_rate=learning_rate,
         size=size,
     )
+
+
+def _factor(method: Method, schedule: Schedule, context: Context, step: int) -> float:
+    own = method.noise_factor(context, step)
+    if not 0 < own <= 1:
+        raise BadArgument(f"method {method.name!r}: noise_factor={own!r} at step {step} must lie in (0, 1]")
+    return own * schedule.factor(step, sample_rate=context.sample_rate, steps=context.steps or None)
+
+
+def _noise_runs(method: Method, schedule: Schedule, context: Context) -> list[tuple[float, int]]:
+    """(factor, how many steps in a row have it) over the planned steps."""
+    if type(method).noise_factor is Method.noise_factor:
+        return schedule.runs(context.steps, context.sample_rate)
+    factors = (_factor(method, schedule, context, step) for step in range(context.steps))
+    return [(factor, sum(1 for _ in same)) for factor, same in groupby(factors)]
 
 
 def check_delta(delta: float, size: int | None) -> float:

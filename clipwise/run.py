@@ -17,7 +17,7 @@ from torch.optim import LBFGS, Optimizer
 from torch.utils.data import DataLoader
 
 from clipwise import __version__, validate
-from clipwise.accounting import Ledger, StepEvent, epsilon, within
+from clipwise.accounting import Ledger, epsilon, within
 from clipwise.clipping import Method, make_method
 from clipwise.keystream import Key
 from clipwise.noise import GaussianNoise
@@ -25,10 +25,12 @@ from clipwise.norms import Bookkeeping
 from clipwise.plan import check_delta, make_plan
 from clipwise.report import Statement
 from clipwise.sampling import PoissonLoader, PoissonSampler, check_loader
+from clipwise.schedules import ScheduleLike
 from clipwise.step import State, initial_state
 from clipwise.types import BadArgument, BudgetExhausted, Unsupported
 
 ENGINES = ("fast", "generic")
+_SHORT = 64  # numbers in a vector that is still worth showing
 _taken: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
@@ -56,6 +58,8 @@ class Run:
         seed: int | None,
         ledger: str | Path | None,
         groups: Callable[[Any], Tensor] | None,
+        schedule: ScheduleLike,
+        allow_unsound: bool,
         notify: Callable[[str], None],
     ):
         validate.choice("loss_reduction", loss_reduction, ("mean", "sum"))
@@ -66,6 +70,11 @@ class Run:
             method = make_method(method, **method_options)
         elif not isinstance(method, Method) or method_options:
             raise BadArgument(f"method={method!r}: give a name with its options, or a method object that holds them")
+        if not method.sound and not allow_unsound:
+            raise BadArgument(
+                f"method {method.name!r} has no valid guarantee; give allow_unsound=True (--allow-unsound) to run it all "
+                f"the same, with an infinite epsilon{'' if method.alternative is None else f', or use {method.alternative!r}'}"
+            )
         if method.needs_groups and groups is None:
             raise BadArgument(
                 f"groups=None: method {method.name!r} wants the group of each record; give a function of the batch"
@@ -93,6 +102,8 @@ class Run:
             epochs=epochs,
             accountant=accountant,
             size=size,
+            schedule=schedule,
+            learning_rate=float(optimizer.param_groups[0]["lr"]),
         )
         self.model = model
         self._size_is_public = size_is_public
@@ -131,7 +142,7 @@ class Run:
     def affordable(self, count: int) -> int:
         """How many of the next `count` steps fit into the target epsilon (all of them without a target)."""
         plan, start = self.plan, self.state.step
-        if plan.target_epsilon is None or plan.delta is None:
+        if plan.target_epsilon is None or plan.delta is None or not plan.method.sound:
             return count
         if not self._goes_on and plan.steps is not None and start + count <= plan.steps:
             return count  # the noise was calibrated for these
@@ -139,7 +150,7 @@ class Run:
         spent = self.ledger.events()
 
         def fits(more: int) -> bool:
-            coming = [plan.event(self.state.method, start + i) for i in range(more)]
+            coming = [plan.event(start + i) for i in range(more)]
             return within([*spent, *coming], delta, target, plan.accountant)
 
         low, high = 0, count + 1  # fits(low) holds, fits(high) is not claimed
@@ -149,6 +160,16 @@ class Run:
             middle = (low + high) // 2
             low, high = (middle, high) if fits(middle) else (low, middle)
         return low
+
+    def public_values(self) -> dict[str, Any]:
+        """The noise of the last step, and the numbers of the method's state (its thresholds, ...): released or public."""
+        own: dict[str, Any] = {"noise_multiplier": self.plan.total(max(0, self.state.step - 1))}
+        for name, value in self.state.method._asdict().items():
+            if isinstance(value, int | float):
+                own[name] = float(value)
+            elif isinstance(value, Tensor) and 0 < value.numel() <= _SHORT:
+                own[name] = value.flatten().tolist()
+        return own
 
     def exhausted(self) -> BudgetExhausted:
         plan = self.plan
@@ -167,8 +188,7 @@ class Run:
             raise BadArgument(
                 "delta=None: epsilon holds at some delta; give one well below 1 / size of the data set, such as 1e-5"
             )
-        events = self.ledger.events() if self.plan.method.sound else [StepEvent(1.0, 0.0)]
-        return epsilon(events, delta, self.plan.accountant)
+        return epsilon(self.ledger.events(), delta, self.plan.accountant)
 
     def statement(self) -> Statement:
         plan, method = self.plan, self.plan.method
@@ -188,7 +208,11 @@ class Run:
             steps=sum(event.count for event in self.ledger.events()),
             planned_steps=plan.steps,
             noise_multiplier=plan.noise_multiplier,
-            side_queries=tuple(side._asdict() for side in method.side_queries(plan.context)),
+            noise_schedule=self._noise_path(),
+            claimed_epsilon=None
+            if plan.delta is None
+            else method.claimed_epsilon(self.state.method, plan.context, plan.delta),
+            side_queries=tuple(side._asdict() for side in plan.side_queries),
             size_is_public=self._size_is_public,
             seeded=self._seeded,
             ledger="in memory" if self._ledger_path is None else str(self._ledger_path),
@@ -197,6 +221,15 @@ class Run:
             versions=f"clipwise {__version__}, torch {torch.__version__}",
         )
 
+    def _noise_path(self) -> str:
+        """The schedule in words: its text, and the noise of the first and the last step."""
+        plan = self.plan
+        last = (plan.steps or max(1, self.state.step)) - 1
+        first, final = plan.total(0), plan.total(last)
+        if plan.schedule.kind == "constant" and first == final:
+            return "constant"
+        return f"{plan.schedule}, from {first:.6g} to {final:.6g} at step {last}"
+
     def _public_facts(self) -> dict[str, Any]:
         plan = self.plan
         return {
@@ -204,7 +237,9 @@ class Run:
             "method_options": dataclasses.asdict(plan.method),
             "sample_rate": plan.sample_rate,
             "expected_batch_size": plan.expected_batch_size,
+            "sound": plan.method.sound,
             "noise_multiplier": plan.noise_multiplier,
+            "schedule": str(plan.schedule),
             "steps": plan.steps,
             "target_epsilon": plan.target_epsilon,
             "delta": plan.delta,

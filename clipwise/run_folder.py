@@ -2,10 +2,12 @@
 
     config.toml        what ran; `clipwise train --config` on it repeats the run
     metrics.jsonl      one line an epoch: public or released values only
+    path.jsonl         threshold, noise and learning rate by step (at most 1,000 of them), public as well
     ledger.jsonl       what was spent, written ahead by the training loop
     model.safetensors  the trained weights
     statement.md       the privacy statement, one page
     result.json        what `clipwise train --json` printed, or how the run failed
+    report.html        what `clipwise report` drew of all that, with report/*.png; it can be drawn anew at any time
 
 A folder is never written twice, and each file appears whole or not at all.
 """

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
 
@@ -113,9 +113,9 @@ class Schedule:
 
     def __str__(self) -> str:
         if self.kind == "levels":
-            options = [f"{level:g}" for level in self.levels]
+            options = [repr(level) for level in self.levels]
         else:
-            options = [f"{key}={value:g}" for key, value in (("decay", self.decay), ("every", self.every)) if value]
+            options = [f"{key}={value!r}" for key, value in (("decay", self.decay), ("every", self.every)) if value]
         if self.by == "step" and self.kind != "dynamic":
             options.append("by=step")
         return f"{self.kind}:{','.join(options)}" if options else self.kind
@@ -165,6 +165,19 @@ def _parsed(text: str) -> Schedule:
                 f"schedule={text!r}: {part!r} is not understood; write step:decay=0.5,every=10 or levels:1,0.9,0.8"
             ) from None
     return Schedule(kind, levels=tuple(levels), **fields)
+
+
+def written(text: str | None, decay: float | None, every: int | None) -> str | None:
+    """The text of a schedule with the command line's --decay and --every in it; None where none was named."""
+    if text is None:
+        if decay is not None or every is not None:
+            raise BadArgument(f"decay={decay!r}, every={every!r} belong to a schedule; give --schedule too")
+        return None
+    fields = asdict(make_schedule(text))
+    for name, value in (("decay", decay), ("every", every)):
+        if value is not None:
+            fields[name] = value
+    return str(Schedule(**fields))
 
 
 def epoch_of(step: int, sample_rate: float) -> int:

@@ -20,7 +20,7 @@ from torch import Tensor
 from clipwise.accounting.ledger import Ledger
 from clipwise.noise import GaussianNoise
 from clipwise.norms import Bookkeeping, Tape
-from clipwise.optim import set_learning_rate, write_gradients
+from clipwise.optim import hand_over
 from clipwise.plan import Plan
 from clipwise.sampling import PhysicalBatch
 from clipwise.types import Decision, Released
@@ -69,20 +69,20 @@ def absorb(
 
 def release(plan: Plan, state: State, partial: Partial, noise: GaussianNoise, ledger: Ledger) -> tuple[Released, State]:
     """Stages 7 and 5: charge first, then noise; then the method's next state, from released values only."""
-    shares = plan.shares(state.method, state.step)
-    bound = plan.method.l2_bound(state.method)
+    shares = plan.shares(state.step)
     upcoming = plan.steps_per_epoch if plan.steps is None else max(1, plan.steps - state.step)
-    ledger.charge(state.step, plan.event(state.method, state.step), upcoming=upcoming)
+    ledger.charge(state.step, plan.event(state.step), upcoming=upcoming, later=plan.event)
     sides: dict[str, Tensor] = {}
     side_gradients: dict[str, tuple[Tensor, ...]] = {}
-    gradient = noise.add(partial.gradient, shares.gradient * bound, step=state.step)
     for query in shares.sides:
-        std = query.noise_multiplier * query.l2_bound
+        std = query.noise_multiplier * query.l2_bound if query.noise_multiplier else 0.0
         if query.name in partial.side_gradients:
             side_gradients[query.name] = noise.add(partial.side_gradients[query.name], std, step=state.step)
         else:
             sides[query.name] = noise.add([partial.sides[query.name]], std, step=state.step)[0]
-    released = Released(gradient, sides, side_gradients)
+    scale = plan.method.noise_scale(state.method, sides, plan.context)
+    std = shares.gradient * scale
+    released = Released(noise.add(partial.gradient, std, step=state.step), sides, side_gradients, shares.gradient, std)
     return released, State(state.step + 1, plan.method.update(state.method, released, plan.context, state.step))
 
 
@@ -107,8 +107,13 @@ def private_step(
         own = None if groups is None else groups(batch)
         absorb(plan, state, partial, engine.close(), masked=info.masked, groups=own)
     released, following = release(plan, state, partial, noise, ledger)
-    write_gradients(engine.parameters, released, plan.expected_batch_size)
-    set_learning_rate(optimizer, plan.method.learning_rate(state.method))
+    hand_over(
+        optimizer,
+        engine.parameters,
+        released,
+        expected_batch_size=plan.expected_batch_size,
+        learning_rate=plan.method.learning_rate(state.method),
+    )
     optimizer.step()
     return following
 

@@ -23,6 +23,7 @@ from clipwise.keystream import Key
 from clipwise.report import Statement
 from clipwise.run import Run
 from clipwise.sampling import PoissonLoader, PoissonSampler, check_loader
+from clipwise.schedules import ScheduleLike
 from clipwise.step import private_step
 from clipwise.types import BadArgument
 
@@ -82,15 +83,18 @@ def fit(
     ledger: str | Path | None = None,
     max_physical_batch: int | None = None,
     groups: Callable[[Any], Tensor] | None = None,
+    schedule: ScheduleLike = None,
+    allow_unsound: bool = False,
     on_epoch: Callable[[dict[str, Any]], None] | None = None,
-    on_step: Callable[[int, int], None] | None = None,
+    on_step: Callable[[dict[str, Any], int], None] | None = None,
 ) -> Fit:
     """Train privately, to a target epsilon or with a given noise multiplier; epsilon=inf trains without privacy, for
     comparison.
 
     `train` and `test` are data sets of (input, target); `loss(output, target)` is a mean over the rows. `optimizer`
-    makes the optimizer from the parameters (SGD with momentum by default). `on_epoch` gets each line of the history,
-    `on_step` (steps done, steps planned).
+    makes the optimizer from the parameters (SGD with momentum by default). `schedule` changes the noise over the run;
+    `allow_unsound` runs a method without a valid guarantee (see `attach`). `on_epoch` gets each line of the history,
+    `on_step` the public values of each step, and the number of steps planned.
     """
     validate.count("epochs", epochs)
     validate.count("expected_batch_size", expected_batch_size)
@@ -132,6 +136,8 @@ def fit(
         seed=seed,
         ledger=ledger,
         groups=groups,
+        schedule=schedule,
+        allow_unsound=allow_unsound,
         notify=lambda message: warnings.warn(message, stacklevel=2),
     )
     run.engine.install()
@@ -152,14 +158,13 @@ def fit(
                     optimizer=made,
                     groups=groups,
                 )
-                report.step(run.state.step, epochs * per_epoch)
+                report.step(run.state.step, epochs * per_epoch, **run.public_values())
             spent = run.epsilon() if run.plan.delta is not None else None
             report.epoch(
                 epoch,
                 run.state.step,
                 epsilon=spent,
-                noise_multiplier=run.plan.noise_multiplier,
-                **_public_numbers(run.state.method),
+                **run.public_values(),
             )
             if affordable < per_epoch:
                 raise run.exhausted()
@@ -192,7 +197,7 @@ def _fit_plain(
                     (loss_of(batch) * (info.rows / (loader.batch_size or 1))).backward()
             optimizer.step()
             done += 1
-            report.step(done, epochs * per_epoch)
+            report.step(done, epochs * per_epoch, noise_multiplier=0.0)
         report.epoch(epoch, done, epsilon=math.inf, noise_multiplier=0.0)
     statement = Statement(
         private=False,
@@ -227,7 +232,7 @@ class _Reporter:
         optimizer: Optimizer,
         test: Dataset | None,
         on_epoch: Callable[[dict[str, Any]], None] | None,
-        on_step: Callable[[int, int], None] | None,
+        on_step: Callable[[dict[str, Any], int], None] | None,
         device: torch.device,
     ):
         self.history: list[dict[str, Any]] = []
@@ -235,9 +240,9 @@ class _Reporter:
         self._model, self._optimizer, self._test, self._device = model, optimizer, test, device
         self._on_epoch, self._on_step = on_epoch, on_step
 
-    def step(self, done: int, planned: int) -> None:
+    def step(self, done: int, planned: int, **values: Any) -> None:
         if self._on_step:
-            self._on_step(done, planned)
+            self._on_step({"step": done, "lr": self._optimizer.param_groups[0]["lr"], **values}, planned)
 
     def epoch(self, epoch: int, step: int, **values: Any) -> None:
         self.accuracy = None if self._test is None else accuracy(self._model, self._test, self._device)
@@ -296,11 +301,6 @@ def check_class_targets(model: nn.Module, data: Dataset, device: torch.device | 
             raise BadArgument(
                 f"train: a target lies outside 0 ... {classes - 1}, the outputs of the model; number the classes from 0, or widen the last layer"
             )
-
-
-def _public_numbers(method_state: Any) -> dict[str, float]:
-    """The plain numbers of a method's state (its threshold, ...), which are public."""
-    return {name: float(value) for name, value in method_state._asdict().items() if isinstance(value, int | float)}
 
 
 def _default_optimizer(parameters: Iterable[nn.Parameter]) -> Optimizer:

@@ -61,3 +61,5 @@ class Released:
     gradient: tuple[Tensor, ...]  # one tensor for each trainable parameter, in the plan's order
     sides: Mapping[str, Tensor] = field(default_factory=dict)
     side_gradients: Mapping[str, tuple[Tensor, ...]] = field(default_factory=dict)
+    noise_multiplier: float = 0.0  # of the gradient, and
+    noise_std: float = 0.0  # its noise: public numbers

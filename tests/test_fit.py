@@ -46,7 +46,8 @@ def test_learns_and_stays_within_the_budget(digits, tmp_path):
     assert result.accuracy > 0.75
     assert 7.9 < result.epsilon <= 8.0
     assert result.steps == 35 == len(steps)
-    assert steps[-1] == (35, 35)
+    assert (steps[-1][0]["step"], steps[-1][1]) == (35, 35)
+    assert {"lr", "threshold", "noise_multiplier"} <= set(steps[0][0])
     assert result.history == lines
     assert [line["epoch"] for line in lines] == [1, 2, 3, 4, 5]
     assert lines[0]["epsilon"] < lines[-1]["epsilon"] == result.epsilon

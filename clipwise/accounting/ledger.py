@@ -9,13 +9,15 @@ The file holds one JSON object a line, of four kinds:
 | kind    | says                                                              | durable before `charge` returns |
 | ------- | ----------------------------------------------------------------- | ------------------------------- |
 | open    | a segment of the run begins, with its public facts                | yes, with the directory         |
-| reserve | steps first..first+count-1 may be taken at this rate and noise    | yes (fsync)                     |
+| reserve | steps first..first+count-1 may be taken at this rate, with this   | yes (fsync)                     |
+|         | noise or more                                                     |                                 |
 | step    | one step, taken inside the current reservation                    | handed to the system            |
 | close   | clean end: what was reserved and not taken is given back          | yes (fsync)                     |
 
 An fsync is paid for a reservation, not for a step. One reservation holds at a time: a new one gives back what the one
 before did not use, which is sound because its fsync makes all earlier step lines durable too. A segment without a
 `close` is charged the untaken rest of its last reservation as well: its step lines may have been lost with the power.
+Where the noise changes from step to step a reservation names the least of its steps.
 
 Each line carries `prev`, the SHA-256 of the line before, and `sum`, that of its own content; so an edited, deleted,
 repeated or reordered line is found. Whoever can rewrite the whole file can forge all that: an HMAC key (`mac`) finds a
@@ -31,7 +33,7 @@ import os
 import re
 import secrets
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -186,11 +188,20 @@ class Ledger:
 
     # What it does
 
-    def charge(self, step: int, event: StepEvent, *, upcoming: int = 1, note: Mapping[str, Any] | None = None) -> None:
+    def charge(
+        self,
+        step: int,
+        event: StepEvent,
+        *,
+        upcoming: int = 1,
+        later: Callable[[int], StepEvent] | None = None,
+        note: Mapping[str, Any] | None = None,
+    ) -> None:
         """Put a step on record; only when this has returned may its noise be drawn.
 
-        `upcoming` says how many steps, this one included, are planned with the same event: that many may be reserved
-        at once. `note` holds public facts, as JSON. On any error nothing is charged, and the call may be repeated.
+        `upcoming` says how many steps, this one included, are planned: that many may be reserved at once. They cost
+        what this one does, or what `later(step)` says. `note` holds public facts, as JSON. On any error nothing is
+        charged, and the call may be repeated.
         """
         step = validate.count("step", step, least=0)
         upcoming = validate.count("upcoming", upcoming)
@@ -208,7 +219,12 @@ class Ledger:
         record = {"kind": "step", "step": step, **cost, "note": _public("note", note or {})}
         if not self._book.covers(event):
             count = min(self._block, upcoming)
-            self._append({"kind": "reserve", "first": step, "count": count, **cost}, durable=True)
+            costs = [event] if later is None else [event, *(later(step + i) for i in range(1, count))]
+            if any(each.sample_rate != event.sample_rate for each in costs):
+                raise BadArgument("later: the sample rate changes inside a reservation; charge such steps one by one")
+            least = min(each.noise_multiplier for each in costs)
+            reservation = {"kind": "reserve", "first": step, "count": count, **cost, "noise_multiplier": least}
+            self._append(reservation, durable=True)
         self._append(record, durable=False)
 
     def close(self) -> None:
@@ -372,8 +388,11 @@ class _Book:
         return self._steps.total()
 
     def covers(self, event: StepEvent) -> bool:
-        """Whether the next step is already reserved at this cost."""
-        return self._untaken > 0 and self._reserved == (event.sample_rate, event.noise_multiplier)
+        """Whether the next step is already reserved, at this cost or a higher one."""
+        return self._untaken > 0 and self._allows((event.sample_rate, event.noise_multiplier))
+
+    def _allows(self, cost: _Cost) -> bool:
+        return self._reserved is not None and cost[0] == self._reserved[0] and cost[1] >= self._reserved[1]
 
     def charged(self, *, reserved: bool) -> Counter[_Cost]:
         total = self._past + self._steps
@@ -425,7 +444,7 @@ class _Book:
     def _enter_step(self, record: dict[str, Any]) -> None:
         cost = _cost(record)
         step = validate.count("step", record["step"], least=0)
-        if step != self.next_step or cost != self._reserved or self._untaken == 0:
+        if step != self.next_step or not self._allows(cost) or self._untaken == 0:
             raise LedgerTampered(f"takes step {step}, which no reservation covers")
         self._steps[cost] += 1
         self._untaken -= 1

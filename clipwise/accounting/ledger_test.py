@@ -77,15 +77,30 @@ def test_a_reservation_never_exceeds_what_is_planned(tmp_path):
     assert total(ledger, reserved=True) == 5
 
 
-def test_a_change_of_event_ends_the_reservation(tmp_path):
+def test_less_noise_ends_the_reservation_and_more_is_covered_by_it(tmp_path):
     path = tmp_path / "ledger"
     ledger = Ledger.create(path, run=RUN, block=10)
-    ledger.charge(0, EVENT, upcoming=10)
-    ledger.charge(1, OTHER, upcoming=10)
-    ledger.charge(2, EVENT, upcoming=3)
-    assert ledger.events() == [StepEvent(0.01, 1.0, 2), StepEvent(0.01, 2.0, 1)]
-    # Only the last reservation is still open: the ones before were settled when its line was made durable.
-    assert Ledger.read(path).events() == [StepEvent(0.01, 1.0, 4), StepEvent(0.01, 2.0, 1)]
+    ledger.charge(0, OTHER, upcoming=10)
+    ledger.charge(1, EVENT, upcoming=3)
+    ledger.charge(2, OTHER, upcoming=10)
+    assert ledger.events() == [StepEvent(0.01, 1.0, 1), StepEvent(0.01, 2.0, 2)]
+    # Only the last reservation is still open: the one before was settled when its line was made durable.
+    assert Ledger.read(path).events() == [StepEvent(0.01, 1.0, 2), StepEvent(0.01, 2.0, 2)]
+
+
+def test_a_reservation_over_changing_noise_names_the_least(tmp_path):
+    path = tmp_path / "ledger"
+    ledger = Ledger.create(path, run=RUN, block=4)
+    for step in range(6):
+        ledger.charge(
+            step, StepEvent(0.01, 2 - step / 8), upcoming=8 - step, later=lambda t: StepEvent(0.01, 2 - t / 8)
+        )
+    reserves = [json.loads(line) for line in lines(path) if b'"reserve"' in line]
+    assert [(r["count"], r["noise_multiplier"]) for r in reserves] == [(4, 2 - 3 / 8), (4, 2 - 7 / 8)]
+    assert [event.noise_multiplier for event in ledger.events()] == [2 - step / 8 for step in range(5, -1, -1)]
+    assert Ledger.read(path).events()[0] == StepEvent(0.01, 2 - 7 / 8, 2)  # the crash's charge: what was not taken
+    with pytest.raises(BadArgument, match="rate"):
+        ledger.close(), Ledger.in_memory(run=RUN).charge(0, EVENT, upcoming=2, later=lambda _: StepEvent(0.5, 1.0))
 
 
 def test_an_unclosed_ledger_costs_at_least_the_closed_one(tmp_path):
@@ -343,7 +358,7 @@ def test_a_sealed_ledger_goes_on_only_with_its_key(tmp_path):
         ("every", "noise_multiplier", -1.0),
         ("every", "noise_multiplier", 1e9),
         ("every", "sample_rate", 1.5),
-        ("step", "noise_multiplier", 2.0),
+        ("step", "noise_multiplier", 0.5),
         ("reserve", "noise_multiplier", "1.0"),
         ("reserve", "sample_rate", 1.5),
         ("reserve", "sample_rate", 0),

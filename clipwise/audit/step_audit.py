@@ -90,7 +90,7 @@ class _Silent(GaussianNoise):
 
 
 class _Replayed(NamedTuple):
-    sums: list[Tensor]  # gradient first, then the side queries, before noise
+    sums: list[Tensor]  # the side queries, then the gradient, before noise
     gradient: Tensor  # p.grad times the expected batch size
     public: dict[str, Any]
 
@@ -146,12 +146,13 @@ def _run_once(
         loss_reduction="sum",
         max_physical_batch=physical,
         seed=SEED,
+        epochs=1,
         groups=lambda batch: (batch[0][:, 0] > 0).long(),
     )
     noise = _Silent()
     private.run.noise = noise
     state = private.run.state.method
-    shares = private.run.plan.shares(state, 0)
+    shares = private.run.plan.shares(0)
     for (x,) in private.loader:
         optimizer.zero_grad()
         model(x).sum().backward()
@@ -165,8 +166,8 @@ def _run_once(
         "ledger": events,
         "learning rate": optimizer.param_groups[0]["lr"],
         "declared std": [
-            shares.gradient * method.l2_bound(state),
             *(q.noise_multiplier * q.l2_bound for q in shares.sides),
+            shares.gradient * method.l2_bound(state),
         ],
     }
     gradient = model.weight.grad
@@ -177,9 +178,9 @@ def _run_once(
 
 
 def _compare(audit: StepAudit, name: str, method: Method, one: _Replayed, two: _Replayed) -> None:
-    bounds = [one.public["bound"], *(query.l2_bound for query in _queries(method))]
+    bounds = [*(query.l2_bound for query in _queries(method)), one.public["bound"]]
     for kind, bound, a, b in zip(
-        ["gradient", *(q.name for q in _queries(method))], bounds, one.sums, two.sums, strict=True
+        [*(q.name for q in _queries(method)), "gradient"], bounds, one.sums, two.sums, strict=True
     ):
         moved = float((b - a).norm())
         audit.note(
@@ -187,7 +188,7 @@ def _compare(audit: StepAudit, name: str, method: Method, one: _Replayed, two: _
         )
     audit.note(
         "denominator",
-        _close(one.gradient, one.sums[0]) and _close(two.gradient, two.sums[0]),
+        _close(one.gradient, one.sums[-1]) and _close(two.gradient, two.sums[-1]),
         f"p.grad = sum / expected ({name})",
     )
     audit.note(
@@ -235,16 +236,17 @@ def _statistics(
         method=method,
         loss_reduction="sum",
         seed=SEED,
+        epochs=math.ceil(steps / 2),  # two steps an epoch
         groups=lambda batch: batch[0] % 2,
     )
-    inside, outside, rows = [], [], []
+    inside, outside, rows, scales = [], [], [], []
     sides: dict[str, list[Tensor]] = {}
     watch = _Watch(private.run.noise)
     private.run.noise = watch
     for _ in range(math.ceil(steps / len(private.loader))):
         for (index,) in private.loader:
             bound, step = method.l2_bound(private.run.state.method), private.run.state.step
-            std = private.run.plan.shares(private.run.state.method, step).gradient
+            std = private.run.plan.shares(step).gradient
             optimizer.zero_grad()
             model(10 * bound * torch.nn.functional.one_hot(index, width).float()).sum().backward()
             optimizer.step()
@@ -254,18 +256,16 @@ def _statistics(
             values = (released.flatten().double() * expected / bound / std).numpy()
             drawn = np.zeros(width, bool)
             drawn[index.numpy()] = True
-            inside.append(values[drawn])
-            outside.append(values[~drawn])
+            inside.append(values[drawn] * std)  # in units of the bound
+            outside.append(values[~drawn] * std)
+            scales.append(std)
             rows.append(np.where(drawn, np.nan, values))
-            for query, noise in zip(
-                private.run.plan.shares(private.run.state.method, step).sides, watch.noises[1:], strict=True
-            ):
+            for query, noise in zip(private.run.plan.shares(step).sides, watch.noises[:-1], strict=True):
                 sides.setdefault(query.name, []).append(noise / (query.noise_multiplier * query.l2_bound))
             watch.noises.clear()
     private.detach()
-    scale = private.run.plan.shares(private.run.state.method, 0).gradient
-    _test_noise(audit, "gradient", np.concatenate(outside))
-    _test_shift(audit, np.concatenate(inside) * scale, np.concatenate(outside) * scale, scale)
+    _test_noise(audit, "gradient", np.concatenate([row[~np.isnan(row)] for row in rows]))
+    _test_shift(audit, np.concatenate(inside), np.concatenate(outside), min(scales))
     _test_independence(audit, rows)
     for name, noises in sides.items():
         _test_noise(audit, name, torch.cat(noises).numpy())

@@ -73,12 +73,12 @@ def test_realised_denominator(monkeypatch):
         sizes.append(tape.rows)
         return plain(plan, state, partial, tape, **rest)
 
-    def write(parameters, released, expected):  # noqa: ARG001
+    def hand_over(optimizer, parameters, released, **rest):  # noqa: ARG001
         for p, total in zip(parameters, released.gradient, strict=True):
             p.grad = total / sizes[-1]
 
     monkeypatch.setattr(dropin, "absorb", absorb)
-    monkeypatch.setattr(dropin, "write_gradients", write)
+    monkeypatch.setattr(dropin, "hand_over", hand_over)
     assert "denominator" in caught("a realised denominator")
 
 

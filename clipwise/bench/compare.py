@@ -16,6 +16,7 @@ from typing import Any
 
 from clipwise import __version__, validate
 from clipwise.bench import worker
+from clipwise.bench.machine import machine, version
 from clipwise.bench.peers import FAMILIES, METHODS
 from clipwise.bench.workloads import Workload
 
@@ -96,6 +97,23 @@ def compare(
             )
         if on_model:
             on_model(comparison)
+    progress("done", 1.0)
+    return comparison
+
+
+def compare_clipping(models: Sequence[str], names: Sequence[str], rounds: int, progress: Progress) -> Comparison:
+    """One row for each model and clipping method: its step over that of `fixed`."""
+    comparison = Comparison(versions=_versions(()), machine=_machine())
+    for i, model in enumerate(models):
+        spec = {"task": "clipping", "model": model, "names": list(names), "rounds": rounds}
+
+        def show(part: float, i: int = i, model: str = model) -> None:
+            progress(model, (i + part) / len(models))
+
+        figures = _work(spec, worker.TIMING_MALLOC, show)
+        for name, figure in figures.items():
+            met = _met(figure.get("time_ratio"), figure["target"])
+            comparison.rows.append({"model": model, "clipping": name, **figure, "met": met})
     progress("done", 1.0)
     return comparison
 
@@ -183,23 +201,10 @@ def _met(value: float | None, target: float | None) -> bool | None:
 def _versions(methods: Sequence[str]) -> dict[str, str]:
     versions = {"clipwise": __version__, "python": platform.python_version()}
     names = ["torch", "cryptography", *(["opacus"] if any(m.startswith("opacus") for m in methods) else [])]
-    return {**versions, **{name: _version(name) for name in names}}
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
+    return {**versions, **{name: version(name) for name in names}}
 
 
 def _machine() -> dict[str, Any]:
     import torch
 
-    cpu = platform.processor() or platform.machine()
-    try:
-        with open("/proc/cpuinfo") as lines:
-            cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
-    except OSError:
-        pass
-    return {"cpu": cpu, "cores": os.cpu_count(), "threads": torch.get_num_threads(), "system": platform.system()}
+    return {**machine(), "threads": torch.get_num_threads()}

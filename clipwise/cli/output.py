@@ -36,6 +36,14 @@ def finite(value: Any) -> Any:
     return value
 
 
+def rounded_up(value: float, digits: int = 6) -> str:
+    """So many significant digits, and never below the value: for an epsilon or a noise multiplier that people copy."""
+    if not 0 < value < math.inf:
+        return f"{value:g}"
+    places = digits - 1 - math.floor(math.log10(value))
+    return f"{math.ceil(value * 10.0**places * (1 - 1e-14)) / 10.0**places:.{digits}g}"
+
+
 def print_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
     typer.echo(json.dumps(finite(value), allow_nan=False))
 
@@ -43,8 +51,8 @@ def print_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """A table on stdout; folded rather than cut, so that nothing is lost in a narrow terminal or a pipe."""
     table = Table(title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    for place, column in enumerate(columns):
+        table.add_column(column, overflow="fold", no_wrap=place == 0)  # the first names the row: never broken
     for row in rows:
         table.add_row(*(str(cell) for cell in row))
     Console().print(table, markup=False)

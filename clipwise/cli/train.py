@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from clipwise.run_folder import RunFolder
     from clipwise.train import Fit
 
+PATH_POINTS = 1000  # of path.jsonl, at most
+
 
 def train(
     data: Annotated[str | None, typer.Option(help="A name from `clipwise data`, or a .npz or .csv file.")] = None,
@@ -37,6 +39,12 @@ def train(
         typer.Option("--range", help="Public range of the features, LOW:HIGH or COLUMN=LOW:HIGH, mapped to 0..1."),
     ] = None,
     test_fraction: Annotated[float | None, typer.Option(help="Held out of your own file for testing.")] = None,
+    vocabulary: Annotated[
+        str | None,
+        typer.Option(
+            help="Of texts: hashed, training (not private), or a public text file; perhaps with a size, hashed:8192."
+        ),
+    ] = None,
     model: Annotated[str | None, typer.Option(help="A name from `clipwise models`.")] = None,
     method: Annotated[str | None, typer.Option(help="A name from `clipwise methods`.")] = None,
     threshold: Annotated[float | None, typer.Option(help="Short for --method-option threshold=VALUE.")] = None,
@@ -44,10 +52,20 @@ def train(
     epsilon: Annotated[float | None, typer.Option(help="The budget; inf trains without privacy.")] = None,
     noise_multiplier: Annotated[float | None, typer.Option(help="Noise std / l2 bound, instead of --epsilon.")] = None,
     delta: Annotated[float | None, typer.Option(help="Below 1 / number of records.")] = None,
+    schedule: Annotated[
+        str | None,
+        typer.Option(help="Of the noise: constant, linear, time, step, exponential, dynamic or levels:1,0.9,..."),
+    ] = None,
+    decay: Annotated[float | None, typer.Option(help="R of the schedule.")] = None,
+    every: Annotated[int | None, typer.Option(help="D of the step schedule, in epochs.")] = None,
+    allow_unsound: Annotated[
+        bool | None,
+        typer.Option("--allow-unsound", help="Run a method without a valid guarantee; epsilon is infinite."),
+    ] = None,
     epochs: Annotated[int | None, typer.Option(help="Expected passes over the data.")] = None,
     batch: Annotated[int | None, typer.Option(help="Expected batch size.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
-    optimizer: Annotated[str | None, typer.Option(help="sgd, adam, adamw or rmsprop.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="sgd, adam, adamw, rmsprop or adam-wosm.")] = None,
     momentum: Annotated[float | None, typer.Option(help="Of sgd or rmsprop.")] = None,
     weight_decay: Annotated[float | None, typer.Option(help="L2 penalty.")] = None,
     seed: Annotated[int | None, typer.Option(help="For studies; without one, randomness is the system's own.")] = None,
@@ -61,6 +79,7 @@ def train(
 ) -> None:
     """Train a model privately. Every option has a default: `clipwise train` alone is the demo."""
     from clipwise.config import make_config, read_config
+    from clipwise.schedules import written
 
     options = dict(map(_method_option, method_option or []))
     if threshold is not None:
@@ -71,12 +90,15 @@ def train(
         "classes": classes,
         "ranges": dict(map(_range, ranges)) if ranges else None,
         "test_fraction": test_fraction,
+        "vocabulary": vocabulary,
         "model": model,
         "method": method,
         "method_options": options or None,
         "epsilon": epsilon,
         "noise_multiplier": noise_multiplier,
         "delta": delta,
+        "schedule": written(schedule, decay, every),
+        "allow_unsound": allow_unsound,
         "epochs": epochs,
         "batch": batch,
         "lr": lr,
@@ -105,6 +127,7 @@ def train(
         classes=asked.classes,
         ranges=asked.ranges,
         test_fraction=asked.test_fraction,
+        vocabulary=asked.vocabulary,
     )
     settings = asked.resolved(dataset)
     network = build_model(str(settings.model), dataset, settings.seed)
@@ -166,16 +189,20 @@ def _fit(settings: TrainConfig, dataset: DataSet, network: nn.Module, folder: Ru
     if METHODS[settings.method].needs_groups:  # the groups of a classification data set are its classes
         options, groups = {"number_of_groups": dataset.classes, **options}, _target
     lines: list[dict[str, Any]] = []
+    path: list[dict[str, Any]] = []
     console = output.messages()
     with _notices_on(console), _progress(console, quiet) as progress:
         task = progress.add_task("calibrating the noise", total=None)
 
-        def on_step(done: int, planned: int) -> None:
-            progress.update(task, completed=done, total=planned)
+        def on_step(values: dict[str, Any], planned: int) -> None:
+            progress.update(task, completed=values["step"], total=planned)
+            if values["step"] % math.ceil(planned / PATH_POINTS) == 0:
+                path.append(output.finite(values))
 
         def on_epoch(line: dict[str, Any]) -> None:
             lines.append(output.finite(line))
             folder.write_lines("metrics.jsonl", lines)
+            folder.write_lines("path.jsonl", path)
             text = f"epoch {line['epoch']}/{settings.epochs}  {_figures(line['accuracy'], line['epsilon'])}"
             progress.update(task, description=text)
             if not (quiet or console.is_terminal):
@@ -192,6 +219,8 @@ def _fit(settings: TrainConfig, dataset: DataSet, network: nn.Module, folder: Ru
             method=settings.method,
             method_options=options,
             groups=groups,
+            schedule=settings.schedule,
+            allow_unsound=settings.allow_unsound,
             optimizer=settings.make_optimizer,
             test=dataset.test,
             seed=settings.seed,
@@ -230,10 +259,13 @@ def _write(settings: TrainConfig, dataset: DataSet, fit: Fit, folder: RunFolder)
             "delta": fit.delta,
             "accountant": fit.accountant,
             "noise_multiplier": fit.noise_multiplier,
+            "noise_schedule": fit.statement.noise_schedule,
+            **({} if statement.claimed_epsilon is None else {"claimed_epsilon": statement.claimed_epsilon}),
             "sample_rate": fit.sample_rate,
             "steps": fit.steps,
             "accuracy": fit.accuracy,
             "run_dir": str(folder.path),
+            "test_size": None if dataset.test is None else len(dataset.test),
             "parameters": parameter_count(fit.model),
             "epochs": settings.epochs,
             "seed": settings.seed,

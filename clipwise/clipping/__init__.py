@@ -6,12 +6,15 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from clipwise import validate
+from clipwise.clipping.auto_dp import AutoDp
 from clipwise.clipping.auto_dp_sound import AutoDpSound
 from clipwise.clipping.automatic import AutoS, AutoV, Nsgd
+from clipwise.clipping.bounded_quantile import BoundedQuantile
 from clipwise.clipping.contract import Context, Method, bounded, option
 from clipwise.clipping.dc_sgd_e import DcSgdE
 from clipwise.clipping.dc_sgd_p import DcSgdP
 from clipwise.clipping.dpsgd_f import DpsgdF
+from clipwise.clipping.dynamic import Dynamic
 from clipwise.clipping.fixed import Fixed
 from clipwise.clipping.global_adapt_v2 import GlobalAdaptV2
 from clipwise.clipping.global_scaling import Global, GlobalAdapt
@@ -30,11 +33,14 @@ _KINDS: tuple[type[Method], ...] = (
     GlobalAdapt,
     GlobalAdaptV2,
     Quantile,
+    BoundedQuantile,
     DcSgdP,
     DcSgdE,
     Oso,
     AutoDpSound,
+    AutoDp,
     DpsgdF,
+    Dynamic,
 )
 METHODS: dict[str, type[Method]] = {kind.name: kind for kind in _KINDS}
 

@@ -51,6 +51,7 @@ class Nonconforming(ClipwiseError, AssertionError):
 def check(method: Method, context: Context = CONTEXT) -> None:
     state = method.init(context)
     for step in range(4):
+        check_noise(method, state, context, step)
         check_bound(method, state)
         check_rows_are_independent(method, state)
         check_empty_batch(method, state)
@@ -95,6 +96,15 @@ def check_bound(method: Method, state: Any) -> None:
             "weight * norm stays within l2_bound",
             method,
         )
+
+
+def check_noise(method: Method, state: Any, context: Context, step: int) -> None:
+    """Noise is never scaled by less than the bound, whatever the side answers; its own path is public and falls."""
+    for answer in (-1e9, 0.0, 1e9):
+        sides = {query.name: torch.full((query.width,), answer) for query in method.side_queries(context)}
+        scale = method.noise_scale(state, sides, context)
+        _need(scale >= method.l2_bound(state), "noise_scale is never below l2_bound", method)
+    _need(0 < method.noise_factor(context, step) <= 1, "noise_factor lies in (0, 1]", method)
 
 
 def check_rows_are_independent(method: Method, state: Any) -> None:

@@ -18,11 +18,13 @@ in `clipwise/clipping/__init__.py`.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from clipwise.schedules import epoch_of
 from clipwise.types import Decision, Released, SideQuery
 
 
@@ -30,14 +32,15 @@ class Context(NamedTuple):
     """Public facts of a run that a method may need."""
 
     expected_batch_size: float
-    noise_multiplier: float  # the total of the first step
+    noise_multiplier: float  # the largest total of any step
     parameters: int  # numbers in the model that are trained
     steps: int  # planned; 0 where the run is open-ended
     sample_rate: float
+    learning_rate: float = 0.0  # the optimizer's, at the start
 
     def epoch(self, step: int) -> int:
-        """Whole passes over the data before this step; 1e-9 takes up the rounding of sample_rate."""
-        return int(step * self.sample_rate + 1e-9)
+        """Whole passes over the data before this step."""
+        return epoch_of(step, self.sample_rate)
 
 
 def option(default: Any, help: str) -> Any:
@@ -52,7 +55,11 @@ class Method:
     name: ClassVar[str]
     summary: ClassVar[str]
     reference: ClassVar[str]
+    adapts: ClassVar[str] = ""  # what changes during the run
+    tune: ClassVar[tuple[str, ...]] = ()  # options that good results may hang on
+    guarantee: ClassVar[str] = ""  # why it is sound, or why not
     sound: ClassVar[bool] = True
+    alternative: ClassVar[str | None] = None  # what to use instead of a method that is not sound
     needs_groups: ClassVar[bool] = (
         False  # `decide` wants the group of each record; then `number_of_groups` is an option
     )
@@ -77,9 +84,19 @@ class Method:
         alone."""
         return None
 
-    def noise_multiplier(self, total: float, state: Any, step: int) -> float:  # noqa: ARG002
-        """The total multiplier of this step, for a method that changes it by a public rule."""
-        return total
+    def noise_factor(self, context: Context, step: int) -> float:  # noqa: ARG002
+        """This step's noise over that of the schedule, for a method that changes it by a public rule: above 0, at most
+        1, and known before training."""
+        return 1.0
+
+    def noise_scale(self, state: Any, sides: Mapping[str, Tensor], context: Context) -> float:  # noqa: ARG002
+        """What the gradient's noise multiplier is multiplied by; it may use the noised side answers of the same step. A
+        sound method never returns less than its l2_bound."""
+        return self.l2_bound(state)
+
+    def claimed_epsilon(self, state: Any, context: Context, delta: float) -> float | None:  # noqa: ARG002
+        """The figure that the paper of a method without a valid guarantee would print: shown as *claimed*, never used."""
+        return None
 
 
 def bounded(weights: Tensor, norms: Tensor, l2_bound: float) -> Tensor:

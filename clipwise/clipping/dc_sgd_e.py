@@ -10,7 +10,6 @@ clipping error of single gradients.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -27,7 +26,9 @@ ROUNDS = 30
 class DcSgdE(HistogramMethod):
     name = "dc-sgd-e"
     summary = "the threshold minimises the expected squared error of noise and clipping, from a private histogram"
-    reference = "DC-SGD: Differentially Private SGD with Dynamic Clipping through Gradient Norm Distribution Estimation"
+    reference = "Wei et al., DC-SGD: Differentially Private SGD with Dynamic Clipping through Gradient Norm Distribution Estimation, 2025"
+    adapts = "the threshold"
+    guarantee = "weight x norm <= C; one record moves the released histogram by at most 1"
 
     def init(self, context: Context) -> HistogramState:  # noqa: ARG002
         return HistogramState(float(self.threshold), float(self.bins) * float(self.threshold))
@@ -38,8 +39,7 @@ class DcSgdE(HistogramMethod):
         if total <= 0:
             return state
         middles = (torch.arange(self.bins, dtype=torch.float64) + 0.5) * (state.range / self.bins)
-        gradient_noise = _rest(context.noise_multiplier, self.noise_of_histogram(context))
-        noise = gradient_noise**2 * context.parameters / context.expected_batch_size**2
+        noise = released.noise_multiplier**2 * context.parameters / context.expected_batch_size**2
         threshold = self.clamped(best_threshold(counts / total, middles, noise, state.threshold))
         return HistogramState(threshold, self._next_range(counts / total, state.range))
 
@@ -61,8 +61,3 @@ def best_threshold(shares: Tensor, middles: Tensor, noise: float, start: float) 
         if place not in (0, 19):
             break
     return best
-
-
-def _rest(total: float, side: float) -> float:
-    """The gradient's multiplier when `side` takes its share of the total."""
-    return (total**-2 - side**-2) ** -0.5 if 0 < total < side else (0.0 if total <= 0 else math.inf)

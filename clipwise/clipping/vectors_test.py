@@ -40,10 +40,13 @@ def vector(*values):
         ("global-adapt-v2", {"upper": 0.375}, (2.666667, 2.666667, 1.5, 0.916667, 0.329787, 0.099901)),
         ("dpsgd-f", {}, (1, 1, 1, 1, 1 / 3, 0.1)),
         ("quantile", {"threshold": 1.0}, (1, 1, 1, 1, 1 / 3, 0.1)),
+        ("bounded-quantile", {"threshold": 0.5}, (2, 2, 2, 1, 1 / 3, 0.1)),
         ("dc-sgd-p", {}, (1, 1, 1, 1, 1 / 3, 0.1)),
         ("dc-sgd-e", {}, (1, 1, 1, 1, 1 / 3, 0.1)),
         ("oso", {"threshold": 1.0}, (1, 1, 1, 1, 1 / 3, 0.1)),
         ("auto-dp-sound", {"scale": 2.0}, (2, 2, 2, 2, 2 / 3, 0.2)),
+        ("auto-dp", {"scale": 2.0}, (2, 2, 2, 2, 2, 2)),
+        ("dynamic", {"threshold": 3.0}, (1, 1, 1, 1, 1, 0.3)),
     ],
 )
 def test_weights(name, options, weights):
@@ -162,7 +165,7 @@ def test_dc_sgd_histogram_rows():
 
 def test_oso_trajectory_by_hand():
     """Signs of g_t . q_{t-1}: 0 (none yet), +, -, -, +, and of g_t . g_{t-1}: 0, +, +, -, -."""
-    method = make_method("oso", lr=1.0)
+    method = make_method("oso")
     gradients = [(1, 0), (1, 0), (2, 1), (-1, 1), (1, 0)]
     directions = [(1, 0), (-1, 0), (0, -1), (1, 3), (0, 0)]
     state = OsoState(0.1, 1.0, torch.zeros(0), torch.zeros(0))
@@ -230,7 +233,53 @@ def test_auto_dp_sound_trajectory_by_hand():
     assert seen == pytest.approx([3.0, 6.0, 3.0, 6.0, 3.0])
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if make_method(name).side_queries(context())])
+def test_bounded_quantile_trajectory_by_hand():
+    """B = 100, rate ln 4, target 1/2, floor .3: counts +50 (all below), +50, -50, -50, 0 are shares 1, 1, 0, 0, 1/2, so
+    that C is halved, kept at the floor (.25 would follow), doubled, doubled, kept."""
+    method = make_method("bounded-quantile", rate=math.log(4), lowest=0.3)
+    state, seen = method.init(context()), []
+    for step, count in enumerate([50.0, 50.0, -50.0, -50.0, 0.0]):
+        state = method.update(state, released(below=[count]), context(batch=100.0), step)
+        seen.append(state.threshold)
+    assert seen == pytest.approx([0.5, 0.3, 0.6, 1.2, 1.2])
+
+
+def test_dynamic_trajectory_by_hand():
+    """C_0 = 2, r_C = .25 and r_sigma = .81 over 4 steps: C falls by .25^(1/4) = .7071 a step, sigma by .81^(1/4)."""
+    method, over_four = make_method("dynamic", threshold=2.0, threshold_decay=0.25, noise_decay=0.81), context(steps=4)
+    state, seen = method.init(over_four), []
+    for step in range(5):
+        seen.append(state.threshold)
+        state = method.update(state, released(), over_four, step)
+    assert seen == pytest.approx([2.0, 1.41421356, 1.0, 0.70710678, 0.5])
+    assert state.threshold == pytest.approx(0.5)  # it stays there in a run that goes on
+    factors = [method.noise_factor(over_four, step) for step in range(6)]
+    assert factors == pytest.approx([1.0, 0.9486833, 0.9, 0.8538150, 0.81, 0.81])
+
+
+def test_dynamic_wants_to_know_how_long():
+    with pytest.raises(BadArgument, match="epochs"):
+        make_method("dynamic").init(context(steps=0))
+
+
+def test_auto_dp_trajectory_by_hand():
+    """B = 10, q = .5 (two steps an epoch), W = 1: sums of norms 20, 40, 30, 50, 60 give s = 2, 4, 3, 5, 6, whose running
+    means are 2, 3, 3, 3.5, 4; sigma = 2 in epochs 0, 1 and 2 adds 1/4 each at steps 0, 2 and 4. The paper's figure:
+    rho = 13 * .25 * 16 / 2 * .75 = 19.5, epsilon = 19.5 + 2 sqrt(19.5 ln 1e5) = 49.4668."""
+    method, public = make_method("auto-dp"), context(batch=10.0, rate=0.5)
+    state, seen = method.init(public), []
+    for step, total in enumerate([20.0, 40.0, 30.0, 50.0, 60.0]):
+        answer = Released((torch.zeros(3),), {"mean_norm": vector(total)}, {}, 2.0)
+        assert method.noise_scale(state, answer.sides, public) == total / 10
+        state = method.update(state, answer, public, step)
+        seen.append(tuple(state))
+    assert seen == [(2, 0.25), (3, 0.25), (3, 0.5), (3.5, 0.5), (4, 0.75)]
+    assert method.claimed_epsilon(state, public, 1e-5) == pytest.approx(49.4668, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in METHODS if METHODS[name].sound and make_method(name).side_queries(context())]
+)
 @pytest.mark.parametrize("total", [0.3, 1.0, 1.4929, 4.0])
 def test_the_split_of_the_noise_is_exact(name, total):
     sides = [query.noise_multiplier for query in make_method(name).side_queries(context(noise=total))]
@@ -258,7 +307,7 @@ def test_splits_of_the_papers():
         ("quantile", {"threshold": 1e9}),
         ("dc-sgd-p", {"percentile": 0}),
         ("dc-sgd-e", {"bins": 1}),
-        ("oso", {"lr": math.nan}),
+        ("oso", {"lr_rate": math.nan}),
         ("auto-dp-sound", {"growth": 1.0}),
     ],
 )

@@ -15,15 +15,22 @@ from torch.optim import Optimizer
 from clipwise.types import Released
 
 
-def write_gradients(parameters: Sequence[nn.Parameter], released: Released, expected_batch_size: float) -> None:
-    """p.grad = released sum / expected batch size; the sum's memory is re-used."""
+def hand_over(
+    optimizer: Optimizer,
+    parameters: Sequence[nn.Parameter],
+    released: Released,
+    *,
+    expected_batch_size: float,
+    learning_rate: float | None,
+) -> None:
+    """p.grad = released sum / expected batch size (the sum's memory is re-used), and the public values of the step: the
+    rate that a method has learned (None leaves the user's own rate and scheduler alone), and the std of the noise on
+    p.grad, for an optimizer whose groups have a place for it."""
     torch._foreach_div_(list(released.gradient), expected_batch_size)
     for p, total in zip(parameters, released.gradient, strict=True):
         p.grad = total
-
-
-def set_learning_rate(optimizer: Optimizer, learning_rate: float | None) -> None:
-    """The rate that a method has learned; None leaves the user's own rate and scheduler alone."""
-    if learning_rate is not None:
-        for group in optimizer.param_groups:
+    for group in optimizer.param_groups:
+        if learning_rate is not None:
             group["lr"] = learning_rate
+        if "noise_std" in group:
+            group["noise_std"] = released.noise_std / expected_batch_size

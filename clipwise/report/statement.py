@@ -29,6 +29,8 @@ class Statement:
     steps: int
     planned_steps: int | None
     noise_multiplier: float
+    noise_schedule: str = "constant"
+    claimed_epsilon: float | None = None
     side_queries: tuple[dict[str, Any], ...] = ()
     size_is_public: bool
     seeded: bool
@@ -82,12 +84,15 @@ class Statement:
                 f"{self.steps}" + ("" if self.planned_steps is None else f" of {self.planned_steps} planned"),
             ),
             ("noise multiplier (noise std / l2 bound, all queries of a step together)", f"{self.noise_multiplier:.6g}"),
+            ("noise schedule", self.noise_schedule),
             ("clipping method", f"{self.method} {self.method_options or ''} ({self.reference})"),
         ]
         rows += [
             ("side query", f"{q['name']}: l2 bound {q['l2_bound']:g}, noise multiplier {q['noise_multiplier']:g}")
             for q in self.side_queries
         ]
+        if self.claimed_epsilon is not None:
+            rows.append(("epsilon *claimed* by the method's paper (not a guarantee)", f"{self.claimed_epsilon:.4f}"))
         return [
             *rows,
             (
