@@ -30,6 +30,7 @@ from clipwise.step import State, initial_state
 from clipwise.types import BadArgument, BudgetExhausted, Unsupported
 
 ENGINES = ("fast", "generic")
+_SHORT = 64  # numbers in a vector that is still worth showing
 _taken: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
@@ -160,11 +161,15 @@ class Run:
             low, high = (middle, high) if fits(middle) else (low, middle)
         return low
 
-    def public_values(self) -> dict[str, float]:
-        """The noise of the last step, and the numbers of the method's state (its threshold, ...): released or public."""
-        own = self.state.method._asdict().items()
-        numbers = {name: float(value) for name, value in own if isinstance(value, int | float)}
-        return {"noise_multiplier": self.plan.total(max(0, self.state.step - 1)), **numbers}
+    def public_values(self) -> dict[str, Any]:
+        """The noise of the last step, and the numbers of the method's state (its thresholds, ...): released or public."""
+        own: dict[str, Any] = {"noise_multiplier": self.plan.total(max(0, self.state.step - 1))}
+        for name, value in self.state.method._asdict().items():
+            if isinstance(value, int | float):
+                own[name] = float(value)
+            elif isinstance(value, Tensor) and 0 < value.numel() <= _SHORT:
+                own[name] = value.flatten().tolist()
+        return own
 
     def exhausted(self) -> BudgetExhausted:
         plan = self.plan

@@ -1,7 +1,7 @@
 """Accounting: what a run has spent, from plain events. Imports no torch.
 
-Formal guarantee: `epsilon(events, delta)` is an upper bound on epsilon, at that delta and for add/remove neighbours, of
-everything the events describe, by an accountant that the answer names. Two accountants are at hand, each an upper bound
+Formal guarantee: `epsilon(events, delta)` is an upper bound on epsilon, at that delta, of everything the events describe,
+by an accountant that the answer names; for add/remove neighbours, unless the events say otherwise (`planned.py`). Two accountants are at hand, each an upper bound
 by itself, so the smaller of the two is one as well.
 """
 
@@ -9,17 +9,23 @@ from __future__ import annotations
 
 from clipwise.accounting.bound import ACCOUNTANTS, Epsilon, epsilon, within
 from clipwise.accounting.calibrate import calibrate, calibrate_shape, largest_step_count
-from clipwise.accounting.events import StepEvent
+from clipwise.accounting.events import Event, FixedSizeEvent, StepEvent
 from clipwise.accounting.joint import gradient_share, joint_noise_multiplier
 from clipwise.accounting.ledger import Ledger, LedgerError, LedgerRollback, LedgerTampered
+from clipwise.accounting.planned import NEIGHBOURS, SAMPLING, PlannedRun, planned_steps
 
 __all__ = [
     "ACCOUNTANTS",
+    "NEIGHBOURS",
+    "SAMPLING",
     "Epsilon",
+    "Event",
+    "FixedSizeEvent",
     "Ledger",
     "LedgerError",
     "LedgerRollback",
     "LedgerTampered",
+    "PlannedRun",
     "StepEvent",
     "calibrate",
     "calibrate_shape",
@@ -27,5 +33,6 @@ __all__ = [
     "gradient_share",
     "joint_noise_multiplier",
     "largest_step_count",
+    "planned_steps",
     "within",
 ]

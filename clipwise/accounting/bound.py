@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from clipwise import validate
-from clipwise.accounting.events import StepEvent, merge
+from clipwise.accounting.events import Event, FixedSizeEvent, merge
+from clipwise.accounting.fixed_size import fixed_size_epsilon
 from clipwise.accounting.pld import pld_epsilon
 from clipwise.accounting.rdp import rdp_epsilon
+from clipwise.types import BadArgument
 
 ACCOUNTANTS = ("rdp", "pld", "best")
 
@@ -23,8 +25,9 @@ class Epsilon:
     accountant: str
 
 
-def epsilon(events: Iterable[StepEvent], delta: float, accountant: str = "best") -> Epsilon:
-    """Bound epsilon of all the events together.
+def epsilon(events: Iterable[Event], delta: float, accountant: str = "best") -> Epsilon:
+    """Bound epsilon of all the events together, which are of one kind: for add/remove neighbours if they are
+    `StepEvent`s, for one record replaced if they are `FixedSizeEvent`s (and then by "rdp" alone).
 
     | events                        | value                                            |
     | ----------------------------- | ------------------------------------------------ |
@@ -35,7 +38,10 @@ def epsilon(events: Iterable[StepEvent], delta: float, accountant: str = "best")
     """
     delta = check_delta(delta)
     validate.choice("accountant", accountant, ACCOUNTANTS)
-    merged = merge(events)
+    events = list(events)
+    if any(isinstance(event, FixedSizeEvent) for event in events):
+        return _of_fixed_size(events, delta, accountant)
+    merged = merge(events)  # type: ignore[arg-type]  # which refuses all but StepEvents
     if accountant == "rdp":
         return Epsilon(rdp_epsilon(merged, delta), delta, "rdp")
     tight = Epsilon(pld_epsilon(merged, delta), delta, "pld")
@@ -45,12 +51,21 @@ def epsilon(events: Iterable[StepEvent], delta: float, accountant: str = "best")
     return quick if quick.value < tight.value else tight
 
 
-def within(events: Iterable[StepEvent], delta: float, target_epsilon: float, accountant: str = "best") -> bool:
+def _of_fixed_size(events: Sequence[Event], delta: float, accountant: str) -> Epsilon:
+    if accountant == "pld":
+        raise BadArgument(
+            "accountant='pld' has no bound for batches of a fixed size, and a Poisson figure does not hold for them; "
+            "use 'rdp' or 'best', or sample by Poisson"
+        )
+    return Epsilon(fixed_size_epsilon(events, delta), delta, "rdp")  # type: ignore[arg-type]  # it refuses others
+
+
+def within(events: Iterable[Event], delta: float, target_epsilon: float, accountant: str = "best") -> bool:
     """Whether epsilon is at most the target: cheaper than `epsilon` when the quick bound already says yes."""
-    merged = merge(events)
-    if accountant == "best" and epsilon(merged, delta, "rdp").value <= target_epsilon:
+    events = list(events)
+    if accountant == "best" and epsilon(events, delta, "rdp").value <= target_epsilon:
         return True
-    return epsilon(merged, delta, accountant).value <= target_epsilon
+    return epsilon(events, delta, accountant).value <= target_epsilon
 
 
 def check_delta(delta: float) -> float:

@@ -16,7 +16,7 @@ from scipy.optimize import brentq
 
 from clipwise import validate
 from clipwise.accounting.bound import ACCOUNTANTS, check_delta, check_target, epsilon
-from clipwise.accounting.events import StepEvent
+from clipwise.accounting.events import Event, StepEvent
 from clipwise.types import BadArgument
 
 _LEAST_NOISE, _MOST_NOISE = 0.01, 1e6
@@ -34,30 +34,41 @@ def calibrate(target_epsilon: float, delta: float, sample_rate: float, steps: in
 def calibrate_shape(
     target_epsilon: float,
     delta: float,
-    shape: Callable[[float], Sequence[StepEvent]],
+    shape: Callable[[float], Sequence[Event]],
     accountant: str = "best",
+    *,
+    rough: Callable[[float], Sequence[Event]] | None = None,
 ) -> float:
     """The smallest sigma_0 such that the events `shape(sigma_0)` stay within (target_epsilon, delta).
 
     `shape` says how a schedule follows from its first noise multiplier; more of that must mean more noise throughout.
+    `rough`, where there is one, gives fewer events of nearly the same epsilon, to find the neighbourhood with.
     """
     target = check_target(target_epsilon)
     delta = check_delta(delta)
     validate.choice("accountant", accountant, ACCOUNTANTS)
 
-    def excess(log_noise: float, by: str) -> float:
-        """log(epsilon / target), kept finite for the root finder."""
-        value = epsilon(shape(math.exp(log_noise)), delta, by).value
-        return math.log(value / target) if 1e-9 * target < value < 1e9 * target else math.copysign(20.0, value - target)
+    def excess(of: Callable[[float], Sequence[Event]], by: str) -> Callable[[float], float]:
+        """log(epsilon / target) over log noise, kept finite for the root finder."""
 
-    if accountant == "rdp":
-        answer = _root(lambda x: excess(x, "rdp"), 0.0, target, reach=0.5, tolerance=_TOLERANCE)
-    else:
+        def of_log_noise(log_noise: float) -> float:
+            value = epsilon(of(math.exp(log_noise)), delta, by).value
+            inside = 1e-9 * target < value < 1e9 * target
+            return math.log(value / target) if inside else math.copysign(20.0, value - target)
+
+        return of_log_noise
+
+    guess, reach = 0.0, 0.5
+    if accountant != "rdp":
         try:
-            guess, reach = _root(lambda x: excess(x, "rdp"), 0.0, target, reach=0.5, tolerance=1e-2) - 0.05, 0.1
+            guess = _root(excess(rough or shape, "rdp"), guess, target, reach=reach, tolerance=1e-2) - 0.05
+            reach = 0.1
         except BadArgument:  # RDP cannot tell epsilons near 0 apart; the tight accountant can
-            guess, reach = 0.0, 0.5
-        answer = _root(lambda x: excess(x, accountant), guess, target, reach=reach, tolerance=_TOLERANCE)
+            pass
+    if rough is not None:
+        guess = _root(excess(rough, accountant), guess, target, reach=reach, tolerance=1e-4)
+        reach = 3e-3
+    answer = _root(excess(shape, accountant), guess, target, reach=reach, tolerance=_TOLERANCE)
     for _ in range(100):
         answer += _TOLERANCE  # the root may lie on the wrong side of the target, by the tolerance
         noise = math.exp(answer)

@@ -5,6 +5,9 @@ joins with probability `sample_rate`, independently) and adds Gaussian noise of 
 times the l2 bound of *everything* the step reads from that sample. Neighbouring data sets differ by adding or removing
 one record. All queries on one sample belong to one event (see `joint.py`): sampling is outside, once.
 
+A `FixedSizeEvent` is the same with batches of a fixed size, drawn anew each step without replacement. Its neighbours
+differ in *one record replaced*, so that the two kinds have no common bound, and are never composed.
+
 Reference: Mironov, Talwar, Zhang, "Renyi differential privacy of the sampled Gaussian mechanism" (2019).
 """
 
@@ -13,13 +16,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from clipwise import validate
+from clipwise.types import BadArgument
 
 
 @dataclass(frozen=True, slots=True)
-class StepEvent:
-    """`count` Poisson-subsampled Gaussian releases; a noise multiplier of 0 is allowed, and is not private."""
+class Event:
+    """`count` subsampled Gaussian releases; the classes below say how the sample is drawn."""
 
     sample_rate: float
     noise_multiplier: float
@@ -36,9 +41,32 @@ class StepEvent:
         object.__setattr__(self, "count", validate.count("count", self.count, least=0))
 
 
+@dataclass(frozen=True, slots=True)
+class StepEvent(Event):
+    """`count` Poisson-subsampled Gaussian releases; a noise multiplier of 0 is allowed, and is not private."""
+
+
+@dataclass(frozen=True, slots=True)
+class FixedSizeEvent(Event):
+    """`count` releases on batches of sample_rate * n records, each drawn without replacement.
+
+    The noise multiplier is noise std / l2 bound of one record's part, as everywhere. To replace a record moves the sum
+    by up to twice that bound: the accountant sees to it.
+    """
+
+
+Kind = TypeVar("Kind", bound=Event)
+
+
 def merge(events: Iterable[StepEvent]) -> tuple[StepEvent, ...]:
     """One event for each distinct (rate, noise), in a fixed order: composition ignores order, and caches hit."""
+    return merge_as(StepEvent, events)
+
+
+def merge_as(kind: type[Kind], events: Iterable[Kind]) -> tuple[Kind, ...]:
     totals: Counter[tuple[float, float]] = Counter()
     for event in events:
+        if type(event) is not kind:
+            raise BadArgument(f"events: {event!r} is not a {kind.__name__}; what is sampled otherwise is not composed")
         totals[event.sample_rate, event.noise_multiplier] += event.count
-    return tuple(StepEvent(rate, noise, count) for (rate, noise), count in sorted(totals.items()) if count)
+    return tuple(kind(rate, noise, count) for (rate, noise), count in sorted(totals.items()) if count)

@@ -34,6 +34,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import fft
 
+from clipwise.accounting.coarsen import coarsen
 from clipwise.accounting.dots import Dots, connect_the_dots
 from clipwise.accounting.events import StepEvent, merge
 from clipwise.accounting.gdp import gaussian_epsilon
@@ -45,14 +46,13 @@ _GRID_ERROR_OF_MANY, _MANY = 1e-3, 128  # where there are more levels than this,
 _CUT = 1e-4  # the share of delta given to infinite loss, and again to what wraps around
 _FOLDED = 1e-6  # the chance, under the tilt, of a loss below the window, and of one above it
 _LEAST_POINTS, _MOST_POINTS = 1 << 13, 1 << 20
-_MOST_LEVELS = 1024  # more are rounded, pessimistically, to so many
 _ATTEMPTS = 8  # at a good tilt; each gives a bound, and the first is nearly always the last
 _UNIT = sys.float_info.epsilon
 
 
 def pld_epsilon(events: Sequence[StepEvent], delta: float) -> float:
     """Upper bound on epsilon at delta; infinity where floating point cannot answer."""
-    return _evaluate(merge(events), delta)
+    return _evaluate(coarsen(merge(events)), delta)
 
 
 @functools.lru_cache(maxsize=512)
@@ -67,7 +67,6 @@ def _evaluate(events: tuple[StepEvent, ...], delta: float) -> float:
     events = _collapse_unsampled(events)
     if all(event.sample_rate == 1 for event in events):
         return gaussian_epsilon(events[0].noise_multiplier, delta)
-    events = _round_levels(events)
     with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):
         value = _one_direction(events, delta, removal=True)
         # No answer has a larger loss than this when a record is added; for little noise the other direction has.
@@ -223,19 +222,3 @@ def _collapse_unsampled(events: tuple[StepEvent, ...]) -> tuple[StepEvent, ...]:
     whole = [event.noise_multiplier / math.sqrt(event.count) for event in events if event.sample_rate == 1]
     sampled = tuple(event for event in events if event.sample_rate < 1)
     return (*sampled, StepEvent(1.0, joint_noise_multiplier(whole))) if whole else sampled
-
-
-def _round_levels(events: tuple[StepEvent, ...]) -> tuple[StepEvent, ...]:
-    """At most _MOST_LEVELS levels: near ones share the least noise and the largest rate among them, which dominates."""
-    step = 5e-4  # of a relative change in noise or rate: epsilon changes by about twice that
-    levels = events
-    while len(levels) > _MOST_LEVELS:
-        cells: dict[tuple[int, int], StepEvent] = {}
-        for event in events:
-            cell = math.floor(math.log(event.sample_rate) / step), math.floor(math.log(event.noise_multiplier) / step)
-            other = cells.get(cell, StepEvent(event.sample_rate, event.noise_multiplier, 0))
-            rate = max(event.sample_rate, other.sample_rate)
-            noise = min(event.noise_multiplier, other.noise_multiplier)
-            cells[cell] = StepEvent(rate, noise, event.count + other.count)
-        levels, step = tuple(cells.values()), 2 * step
-    return levels

@@ -234,18 +234,6 @@ def test_a_noise_level_for_each_step():
     assert value < 1.005 * pld_epsilon([StepEvent(0.01, noise, 40) for noise in fine], 1e-5)
 
 
-def test_rounded_levels_dominate_and_are_few():
-    rng = random.Random(1)
-    events = [StepEvent(rng.uniform(0.001, 0.01), rng.uniform(0.5, 5), rng.randint(1, 9)) for _ in range(3000)]
-    for rate, noise in ((None, 1.0), (0.01, None)):  # only one of the two varies, or nothing could be told
-        varied = tuple(StepEvent(rate or e.sample_rate, noise or e.noise_multiplier, e.count) for e in events)
-        rounded = pld._round_levels(varied)
-        assert len(rounded) <= pld._MOST_LEVELS
-        assert sum(e.count for e in rounded) == sum(e.count for e in varied)
-        before, after = (sum(e.count * e.sample_rate / e.noise_multiplier for e in each) for each in (varied, rounded))
-        assert before < after < 1.005 * before
-
-
 def test_epsilon_is_zero_from_the_total_variation_on():
     variation = 0.01 * math.erf(0.25 / math.sqrt(2))
     assert pld_epsilon([StepEvent(0.01, 2.0)], variation * 1.001) == 0

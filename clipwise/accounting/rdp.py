@@ -24,17 +24,18 @@ import numpy as np
 from dp_accounting import rdp
 from scipy.special import binom, gammaln, log_ndtr
 
+from clipwise.accounting.coarsen import coarsen
 from clipwise.accounting.events import StepEvent, merge
 
 # Fractional orders serve epsilons above 1, the large ones small epsilons.
 _ORDERS = (*(1 + k / 10 for k in range(1, 100)), *range(11, 64), *(80, 96, 128, 192, 256, 512, 1024))
 
-_ALL = np.array(_ORDERS, dtype=float)
-_WHOLE = np.floor(_ALL) == _ALL
+ORDERS = np.array(_ORDERS, dtype=float)
+_WHOLE = np.floor(ORDERS) == ORDERS
 
-_OTHERS = _ALL[~_WHOLE]
+_OTHERS = ORDERS[~_WHOLE]
 
-_MOST_TERMS, _CHUNK = 1000, 100  # of a series; most end within the first chunk
+_MOST_TERMS, _CHUNK = 1000, 50  # of a series; most end within the first chunk
 _NEGLIGIBLE = 30.0  # in logs: terms so far below the total end a series
 _LOG_BINOMIAL = np.log(np.abs(binom(_OTHERS[:, None], np.arange(float(_MOST_TERMS)))))
 
@@ -50,7 +51,7 @@ class _Terms(NamedTuple):
 
 
 def _binomial_terms() -> _Terms:
-    orders = _ALL[_WHOLE]
+    orders = ORDERS[_WHOLE]
     lengths = orders.astype(int) + 1
     starts = np.cumsum(lengths) - lengths
     chosen = np.arange(lengths.sum(), dtype=float) - np.repeat(starts, lengths)
@@ -72,12 +73,20 @@ _ROUNDING = 1e-13
 
 def rdp_epsilon(events: Sequence[StepEvent], delta: float) -> float:
     """Upper bound on epsilon at delta; infinity above 100."""
-    merged = merge(events)
-    if not merged:
+    return _evaluate(coarsen(merge(events)), delta)
+
+
+def _evaluate(events: Sequence[StepEvent], delta: float) -> float:
+    if not events:
         return 0.0
-    if any(event.noise_multiplier == 0 for event in merged):
+    if any(event.noise_multiplier == 0 for event in events):
         return float("inf")
-    total = sum(event.count * _curve(event.sample_rate, event.noise_multiplier) for event in merged)
+    curves = [event.count * _curve(event.sample_rate, event.noise_multiplier) for event in events]
+    return converted(np.sum(curves, axis=0), delta)
+
+
+def converted(total: np.ndarray, delta: float) -> float:
+    """Epsilon at delta from the divergence at each of the orders."""
     value = float(rdp.compute_epsilon(_ORDERS, total, delta)[0])
     return value if value <= _LARGEST_TRUSTED else float("inf")
 
@@ -86,12 +95,12 @@ def rdp_epsilon(events: Sequence[StepEvent], delta: float) -> float:
 def _curve(sample_rate: float, noise_multiplier: float) -> np.ndarray:
     """The Renyi divergence of one step at each order."""
     if sample_rate == 1:
-        return _ALL / (2 * noise_multiplier**2)
+        return ORDERS / (2 * noise_multiplier**2)
     curve = np.empty(len(_ORDERS))
     with np.errstate(over="ignore"):
         curve[_WHOLE] = _log_moments_of_whole_orders(sample_rate, noise_multiplier)
         curve[~_WHOLE] = _log_moments_of_other_orders(sample_rate, noise_multiplier)
-    return np.maximum(curve / (_ALL - 1), 0) + _ROUNDING
+    return np.maximum(curve / (ORDERS - 1), 0) + _ROUNDING
 
 
 def _log_moments_of_whole_orders(rate: float, noise: float) -> np.ndarray:
@@ -118,7 +127,10 @@ def _log_moments_of_other_orders(rate: float, noise: float) -> np.ndarray:
         high = rest * math.log(rate) + term * math.log1p(-rate) + rest * (rest - 1) / (2 * noise**2)
         high += log_binomial + log_ndtr((rest - middle) / noise)
         new = np.logaddexp(low, high)[:, 1 if start else 0 :]
-        totals = np.logaddexp.accumulate(np.hstack([total, new]), axis=1)[:, 1:]
+        terms = np.hstack([total, new])
+        top = terms.max(axis=1, keepdims=True)
+        with np.errstate(divide="ignore"):  # far below the largest term, which comes later
+            totals = (top + np.log(np.cumsum(np.exp(terms - top), axis=1)))[:, 1:]
         falling = (np.diff(low) < 0) & (np.diff(high) < 0)
         small = np.maximum(low, high)[:, 1:] < totals[:, 0 if start else 1 :] - _NEGLIGIBLE
         stops = falling & small

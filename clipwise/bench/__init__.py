@@ -7,6 +7,8 @@
     worker.py     the child process in which one measurement runs
     compare.py    starts the workers and collects the rows
     report.py     rows as tables, for people and for Markdown
+    machine.py    where a figure was measured
+    accounting.py the time of accounting, beside two other libraries
 
 What is compared is the *step*: zero_grad, forward, loss, backward, optimizer.step, with the same weights, the same
 fixed batch and the same SGD. Loading data is nobody's part of it, and so neither is drawing a Poisson batch.

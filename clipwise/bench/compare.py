@@ -16,6 +16,7 @@ from typing import Any
 
 from clipwise import __version__, validate
 from clipwise.bench import worker
+from clipwise.bench.machine import machine, version
 from clipwise.bench.peers import FAMILIES, METHODS
 from clipwise.bench.workloads import Workload
 
@@ -200,23 +201,10 @@ def _met(value: float | None, target: float | None) -> bool | None:
 def _versions(methods: Sequence[str]) -> dict[str, str]:
     versions = {"clipwise": __version__, "python": platform.python_version()}
     names = ["torch", "cryptography", *(["opacus"] if any(m.startswith("opacus") for m in methods) else [])]
-    return {**versions, **{name: _version(name) for name in names}}
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
+    return {**versions, **{name: version(name) for name in names}}
 
 
 def _machine() -> dict[str, Any]:
     import torch
 
-    cpu = platform.processor() or platform.machine()
-    try:
-        with open("/proc/cpuinfo") as lines:
-            cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
-    except OSError:
-        pass
-    return {"cpu": cpu, "cores": os.cpu_count(), "threads": torch.get_num_threads(), "system": platform.system()}
+    return {**machine(), "threads": torch.get_num_threads()}

@@ -14,7 +14,21 @@ import typer
 from typer.core import TyperGroup
 
 from clipwise import __version__
-from clipwise.cli import account, bench, calibrate, claims, data, methods, models, output, report, study, train
+from clipwise.cli import (
+    account,
+    bench,
+    calibrate,
+    claims,
+    data,
+    ledger,
+    methods,
+    models,
+    output,
+    plot_schedule,
+    report,
+    study,
+    train,
+)
 from clipwise.types import BadArgument, ClipwiseError
 
 # Old typer builds on click, new typer carries a copy of it: this is the parser's error class in both.
@@ -75,6 +89,8 @@ for command in (
     report.report,
     account.account,
     calibrate.calibrate,
+    ledger.ledger,
+    plot_schedule.plot_schedule,
     bench.bench,
     claims.claims,
     methods.methods,

@@ -6,33 +6,52 @@ from typing import Annotated
 
 import typer
 
-from clipwise.cli import output
+from clipwise.cli import output, run_options
 
 
 def account(
-    sample_rate: Annotated[float, typer.Option(help="The chance that a record joins a batch.")],
-    steps: Annotated[int, typer.Option(help="Optimizer steps.")],
-    noise_multiplier: Annotated[float, typer.Option(help="Noise std / l2 bound.")],
-    delta: Annotated[float, typer.Option(help="Below 1 / number of records.")] = 1e-5,
-    accountant: Annotated[str, typer.Option(help="rdp, pld, or best (the smaller of the two).")] = "best",
+    noise_multiplier: Annotated[float, typer.Option(help="Noise std / l2 bound, at the first step.")],
+    sample_rate: run_options.SampleRate = None,
+    steps: run_options.Steps = None,
+    epochs: run_options.Epochs = None,
+    batch: run_options.Batch = None,
+    samples: run_options.Samples = None,
+    schedule: run_options.ScheduleText = None,
+    decay: run_options.Decay = None,
+    every: run_options.Every = None,
+    sampling: run_options.Sampling = "poisson",
+    delta: run_options.Delta = 1e-5,
+    accountant: run_options.Accountant = "best",
     as_json: output.JsonOption = False,
 ) -> None:
     """The epsilon that a run with these settings spends."""
-    from clipwise.accounting import StepEvent, epsilon
+    from clipwise.accounting import epsilon
 
-    spent = epsilon([StepEvent(sample_rate, noise_multiplier, steps)], delta, accountant)
-    private = spent.value != float("inf")
+    run = run_options.planned_run(
+        sample_rate=sample_rate,
+        steps=steps,
+        epochs=epochs,
+        batch=batch,
+        samples=samples,
+        schedule=schedule,
+        decay=decay,
+        every=every,
+        sampling=sampling,
+    )
+    spent = epsilon(run.events(noise_multiplier), delta, accountant)
     if as_json:
         output.print_json(
             {
                 "epsilon": spent.value,
-                "private": private,
+                "private": spent.value != float("inf"),
                 "delta": spent.delta,
                 "accountant": spent.accountant,
-                "sample_rate": sample_rate,
-                "steps": steps,
                 "noise_multiplier": noise_multiplier,
+                **run_options.described(run),
             }
         )
     else:
-        typer.echo(f"epsilon = {spent.value:.6g} at delta = {spent.delta:g} ({spent.accountant} accountant)")
+        typer.echo(
+            f"epsilon = {output.rounded_up(spent.value)} at delta = {spent.delta:g} ({spent.accountant} accountant)"
+        )
+        typer.echo(run_options.sentence(run))

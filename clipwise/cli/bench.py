@@ -1,9 +1,11 @@
-"""`clipwise bench`: what a private step costs, beside a plain one and beside Opacus."""
+"""`clipwise bench`: what a private step costs, beside a plain one and beside Opacus; and what accounting costs."""
 
 from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,41 +20,48 @@ if TYPE_CHECKING:
     from clipwise.bench.compare import Comparison
 
 
+_AGAINST = "plain,opacus"
+
+
 def bench(
-    against: Annotated[str, typer.Option(help="What to compare with: plain, opacus, or both.")] = "plain,opacus",
+    what: Annotated[
+        str,
+        typer.Argument(
+            help="steps: private steps; accounting: how long epsilon takes (of the options, --quick, --markdown and --json)."
+        ),
+    ] = "steps",
+    against: Annotated[str, typer.Option(help="What to compare with: plain, opacus, or both.")] = _AGAINST,
     models: Annotated[str | None, typer.Option(help="Names, separated by commas; all without it.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Measured rounds; by default as many as are stable.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Four small models, fewer rounds: two minutes.")] = False,
     markdown: Annotated[Path | None, typer.Option(help="Write the tables, and how they were made, here.")] = None,
     as_json: output.JsonOption = False,
 ) -> None:
-    """Time and memory of a private step, as ratios to the plain one."""
+    """Time and memory of a private step, as ratios to the plain one; or the time of accounting."""
     import dataclasses
 
     from clipwise import validate
+
+    validate.choice("what", what, ("steps", "accounting"))
+    if markdown is not None and not markdown.resolve().parent.is_dir():
+        raise BadArgument(f"markdown={str(markdown)!r}: its folder does not exist; make it first")
+    if what == "accounting":
+        if (against, models, rounds) != (_AGAINST, None, None):
+            raise BadArgument("--against, --models and --rounds are for `clipwise bench steps`; leave them out")
+        _bench_accounting(quick, markdown, as_json)
+        return
     from clipwise.bench import report, workloads
     from clipwise.bench.compare import QUICK, Effort, compare, methods_against
 
     if rounds is not None:
         validate.count("rounds", rounds)
-    if markdown is not None and not markdown.resolve().parent.is_dir():
-        raise BadArgument(f"markdown={str(markdown)!r}: its folder does not exist; make it first")
     methods, notices = methods_against(_names("against", against))
     chosen = workloads.choose(None if models is None else _names("models", models), quick=quick)
     effort = dataclasses.replace(QUICK if quick else Effort(), rounds=rounds)
     console = output.messages()
     for notice in notices:
         console.print(f"note: {notice}", markup=False, highlight=False)
-    with _progress(console, as_json) as progress:
-        task = progress.add_task("starting", total=1.0)
-        last = ""
-
-        def show(what: str, share: float) -> None:
-            nonlocal last
-            progress.update(task, description=what, completed=share)
-            if what != last and not (as_json or console.is_terminal):
-                console.print(f"{share:4.0%} {what}", markup=False, highlight=False)
-            last = what
+    with _shown(as_json) as show:
 
         def write(comparison: Comparison) -> None:
             if markdown is not None:
@@ -68,6 +77,39 @@ def bench(
     failed = [row for row in comparison.rows if row["method"] in ("plain", "clipwise") and row.get("failed")]
     if failed:
         raise typer.Exit(1)
+
+
+def _bench_accounting(quick: bool, markdown: Path | None, as_json: bool) -> None:
+    import dataclasses
+
+    from clipwise.bench import accounting
+
+    with _shown(as_json) as show:
+        timings = accounting.measure(accounting.QUICK if quick else accounting.CASES, show)
+    if markdown is not None:
+        markdown.write_text(accounting.markdown(timings, _command()), encoding="utf-8")
+    if as_json:
+        output.print_json(dataclasses.asdict(timings))
+    else:
+        output.print_table("epsilon by the tight accountants", accounting.COLUMNS, accounting.cells(timings))
+
+
+@contextmanager
+def _shown(quiet: bool) -> Iterator[Callable[[str, float], None]]:
+    """Progress as a bar on a terminal, and as a line for each new thing elsewhere."""
+    console = output.messages()
+    with _progress(console, quiet) as progress:
+        task = progress.add_task("starting", total=1.0)
+        last = ""
+
+        def show(what: str, share: float) -> None:
+            nonlocal last
+            progress.update(task, description=what, completed=share)
+            if what != last and not (quiet or console.is_terminal):
+                console.print(f"{share:4.0%} {what}", markup=False, highlight=False)
+            last = what
+
+        yield show
 
 
 def _print(comparison: Comparison, console: Console) -> None:

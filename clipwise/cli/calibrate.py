@@ -6,24 +6,40 @@ from typing import Annotated
 
 import typer
 
-from clipwise.cli import output
+from clipwise.cli import output, run_options
 
 
 def calibrate(
     epsilon: Annotated[float, typer.Option(help="The budget.")],
-    sample_rate: Annotated[float, typer.Option(help="The chance that a record joins a batch.")],
-    steps: Annotated[int, typer.Option(help="Optimizer steps.")],
-    delta: Annotated[float, typer.Option(help="Below 1 / number of records.")] = 1e-5,
-    accountant: Annotated[str, typer.Option(help="rdp, pld, or best (the smaller of the two).")] = "best",
+    sample_rate: run_options.SampleRate = None,
+    steps: run_options.Steps = None,
+    epochs: run_options.Epochs = None,
+    batch: run_options.Batch = None,
+    samples: run_options.Samples = None,
+    schedule: run_options.ScheduleText = None,
+    decay: run_options.Decay = None,
+    every: run_options.Every = None,
+    sampling: run_options.Sampling = "poisson",
+    delta: run_options.Delta = 1e-5,
+    accountant: run_options.Accountant = "best",
     as_json: output.JsonOption = False,
 ) -> None:
-    """The smallest noise multiplier that keeps a run within the budget."""
-    from clipwise.accounting import StepEvent
-    from clipwise.accounting import calibrate as smallest
+    """The smallest noise multiplier, at the first step, that keeps a whole run within the budget."""
     from clipwise.accounting import epsilon as account
 
-    noise_multiplier = smallest(epsilon, delta, sample_rate, steps, accountant)
-    spent = account([StepEvent(sample_rate, noise_multiplier, steps)], delta, accountant)
+    run = run_options.planned_run(
+        sample_rate=sample_rate,
+        steps=steps,
+        epochs=epochs,
+        batch=batch,
+        samples=samples,
+        schedule=schedule,
+        decay=decay,
+        every=every,
+        sampling=sampling,
+    )
+    noise_multiplier = run.calibrate(epsilon, delta, accountant)
+    spent = account(run.events(noise_multiplier), delta, accountant)
     if as_json:
         output.print_json(
             {
@@ -32,12 +48,12 @@ def calibrate(
                 "target_epsilon": epsilon,
                 "delta": spent.delta,
                 "accountant": spent.accountant,
-                "sample_rate": sample_rate,
-                "steps": steps,
+                **run_options.described(run),
             }
         )
     else:
         typer.echo(
-            f"noise multiplier = {noise_multiplier:.10g} spends epsilon = {spent.value:.6g} of {epsilon:g} "
-            f"at delta = {spent.delta:g} ({spent.accountant} accountant)"
+            f"noise multiplier = {output.rounded_up(noise_multiplier, 10)} spends epsilon = {output.rounded_up(spent.value)} of "
+            f"{epsilon:g} at delta = {spent.delta:g} ({spent.accountant} accountant)"
         )
+        typer.echo(run_options.sentence(run))

@@ -76,14 +76,13 @@ def _print_one(m: Mapping[str, Any]) -> None:
 def describe(name: str) -> dict[str, Any]:
     """A method's public facts. Its side queries are those it asks with default options, in a run of ordinary size."""
     from clipwise.accounting.joint import gradient_share
-    from clipwise.clipping import METHODS, Context, Method, make_method, method_options
+    from clipwise.clipping import METHODS, Context, make_method, method_options
 
     context = Context(
         expected_batch_size=BATCH, noise_multiplier=NOISE, parameters=10_000, steps=1000, sample_rate=0.01
     )
     kind = METHODS[name]
     sides = make_method(name).side_queries(context)
-    learns_lr = kind.learning_rate is not Method.learning_rate
     return {
         "name": name,
         "summary": kind.summary,
@@ -96,7 +95,7 @@ def describe(name: str) -> dict[str, Any]:
         "gradient_noise": gradient_share(NOISE, [side.noise_multiplier for side in sides]) / NOISE
         if kind.sound
         else None,
-        "tune": [*kind.tune, *(() if learns_lr else ("lr",))],
+        "tune": [*kind.tune, "lr"],  # a method that learns the rate starts at it
         "needs_groups": kind.needs_groups,
         "options": method_options(name),
     }

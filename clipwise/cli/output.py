@@ -36,6 +36,14 @@ def finite(value: Any) -> Any:
     return value
 
 
+def rounded_up(value: float, digits: int = 6) -> str:
+    """So many significant digits, and never below the value: for an epsilon or a noise multiplier that people copy."""
+    if not 0 < value < math.inf:
+        return f"{value:g}"
+    places = digits - 1 - math.floor(math.log10(value))
+    return f"{math.ceil(value * 10.0**places * (1 - 1e-14)) / 10.0**places:.{digits}g}"
+
+
 def print_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
     typer.echo(json.dumps(finite(value), allow_nan=False))
 

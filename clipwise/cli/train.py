@@ -265,6 +265,7 @@ def _write(settings: TrainConfig, dataset: DataSet, fit: Fit, folder: RunFolder)
             "steps": fit.steps,
             "accuracy": fit.accuracy,
             "run_dir": str(folder.path),
+            "test_size": None if dataset.test is None else len(dataset.test),
             "parameters": parameter_count(fit.model),
             "epochs": settings.epochs,
             "seed": settings.seed,

@@ -9,6 +9,7 @@ from clipwise import validate
 from clipwise.clipping.auto_dp import AutoDp
 from clipwise.clipping.auto_dp_sound import AutoDpSound
 from clipwise.clipping.automatic import AutoS, AutoV, Nsgd
+from clipwise.clipping.bounded_quantile import BoundedQuantile
 from clipwise.clipping.contract import Context, Method, bounded, option
 from clipwise.clipping.dc_sgd_e import DcSgdE
 from clipwise.clipping.dc_sgd_p import DcSgdP
@@ -32,6 +33,7 @@ _KINDS: tuple[type[Method], ...] = (
     GlobalAdapt,
     GlobalAdaptV2,
     Quantile,
+    BoundedQuantile,
     DcSgdP,
     DcSgdE,
     Oso,

@@ -1,7 +1,9 @@
 """OSO-DPSGD: threshold and learning rate learned online, by the signs of inner products of released vectors.
 
 Beside the clipped sum, the sum of the unit vectors of the *clipped* gradients is released (v_i = 1[||g_i|| > C] / ||g_i||, l2 bound 1). Then
+
     C   <- C   exp(rate_c sign(g_t . q_{t-1}))         rho <- rho exp(rate_r sign(g_t . g_{t-1}))
+
 from released vectors only, so both are post-processing. Guarantee: weight * norm <= C, one record moves the second sum by at most 1. Reference:
 OSO-DPSGD (paper 003), with noise on the sums (its eq. 17 and 18 put it after averaging) and both queries on the same batch.
 """
@@ -36,26 +38,22 @@ class Oso(Method):
     summary = "learns threshold and learning rate online from released gradients"
     reference = "Galli et al., Online Sensitivity Optimization in Differentially Private Learning, AAAI 2024"
     adapts = "the threshold and the learning rate"
-    tune = ("threshold", "lr")  # their starts: a step moves each by 0.25 %
+    tune = ("threshold",)  # its start: a step moves it by 0.25 %
     guarantee = "weight x norm <= C; one record moves the released sum of unit vectors by at most 1"
 
     threshold: float = option(0.1, "C, where it starts")
-    lr: float | None = option(None, "the learning rate, where it starts; without one, the optimizer's")
     threshold_rate: float = option(2.5e-3, "how fast the threshold moves, in log scale")
     lr_rate: float = option(2.5e-3, "how fast the learning rate moves, in log scale")
 
     def __post_init__(self) -> None:
         for name in ("threshold", "threshold_rate", "lr_rate"):
             validate.positive(name, getattr(self, name))
-        if self.lr is not None:
-            validate.positive("lr", self.lr)
 
     def side_queries(self, context: Context) -> tuple[SideQuery, ...]:
         return (SideQuery("directions", 0, 1.0, QUERY * context.noise_multiplier),)
 
     def init(self, context: Context) -> OsoState:
-        start = float(context.learning_rate if self.lr is None else self.lr)
-        return OsoState(float(self.threshold), start, torch.zeros(0), torch.zeros(0))
+        return OsoState(float(self.threshold), context.learning_rate, torch.zeros(0), torch.zeros(0))
 
     def l2_bound(self, state: OsoState) -> float:
         return state.threshold

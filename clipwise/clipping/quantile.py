@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ class Quantile(Method):
     summary = "the threshold follows a quantile of the gradient norms"
     reference = "Andrew et al., Differentially Private Learning with Adaptive Clipping, NeurIPS 2021"
     adapts = "the threshold"
-    tune = ("target",)
+    tune: ClassVar[tuple[str, ...]] = ("target",)
     guarantee = "weight x norm <= C; one record moves the released count by at most 1/2"
 
     threshold: float = option(0.1, "C, where it starts")

@@ -40,6 +40,7 @@ def vector(*values):
         ("global-adapt-v2", {"upper": 0.375}, (2.666667, 2.666667, 1.5, 0.916667, 0.329787, 0.099901)),
         ("dpsgd-f", {}, (1, 1, 1, 1, 1 / 3, 0.1)),
         ("quantile", {"threshold": 1.0}, (1, 1, 1, 1, 1 / 3, 0.1)),
+        ("bounded-quantile", {"threshold": 0.5}, (2, 2, 2, 1, 1 / 3, 0.1)),
         ("dc-sgd-p", {}, (1, 1, 1, 1, 1 / 3, 0.1)),
         ("dc-sgd-e", {}, (1, 1, 1, 1, 1 / 3, 0.1)),
         ("oso", {"threshold": 1.0}, (1, 1, 1, 1, 1 / 3, 0.1)),
@@ -164,7 +165,7 @@ def test_dc_sgd_histogram_rows():
 
 def test_oso_trajectory_by_hand():
     """Signs of g_t . q_{t-1}: 0 (none yet), +, -, -, +, and of g_t . g_{t-1}: 0, +, +, -, -."""
-    method = make_method("oso", lr=1.0)
+    method = make_method("oso")
     gradients = [(1, 0), (1, 0), (2, 1), (-1, 1), (1, 0)]
     directions = [(1, 0), (-1, 0), (0, -1), (1, 3), (0, 0)]
     state = OsoState(0.1, 1.0, torch.zeros(0), torch.zeros(0))
@@ -232,6 +233,17 @@ def test_auto_dp_sound_trajectory_by_hand():
     assert seen == pytest.approx([3.0, 6.0, 3.0, 6.0, 3.0])
 
 
+def test_bounded_quantile_trajectory_by_hand():
+    """B = 100, rate ln 4, target 1/2, floor .3: counts +50 (all below), +50, -50, -50, 0 are shares 1, 1, 0, 0, 1/2, so
+    that C is halved, kept at the floor (.25 would follow), doubled, doubled, kept."""
+    method = make_method("bounded-quantile", rate=math.log(4), lowest=0.3)
+    state, seen = method.init(context()), []
+    for step, count in enumerate([50.0, 50.0, -50.0, -50.0, 0.0]):
+        state = method.update(state, released(below=[count]), context(batch=100.0), step)
+        seen.append(state.threshold)
+    assert seen == pytest.approx([0.5, 0.3, 0.6, 1.2, 1.2])
+
+
 def test_dynamic_trajectory_by_hand():
     """C_0 = 2, r_C = .25 and r_sigma = .81 over 4 steps: C falls by .25^(1/4) = .7071 a step, sigma by .81^(1/4)."""
     method, over_four = make_method("dynamic", threshold=2.0, threshold_decay=0.25, noise_decay=0.81), context(steps=4)
@@ -295,7 +307,7 @@ def test_splits_of_the_papers():
         ("quantile", {"threshold": 1e9}),
         ("dc-sgd-p", {"percentile": 0}),
         ("dc-sgd-e", {"bins": 1}),
-        ("oso", {"lr": math.nan}),
+        ("oso", {"lr_rate": math.nan}),
         ("auto-dp-sound", {"growth": 1.0}),
     ],
 )
