@@ -6,13 +6,13 @@ says so (`--unsafe-diagnostics`). `release.py` is the way for protected records.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from clipwise.fairness import metrics
@@ -59,6 +59,22 @@ def ask(model: nn.Module, data: Dataset, device: torch.device | None = None) -> 
     if not scores or scores[0].shape[1] < 2:
         return None
     return Answers(torch.cat(targets).numpy(), torch.cat(scores).numpy())
+
+
+def judged(
+    model: nn.Module, data: Dataset, groups: Callable[[Any], Tensor], device: torch.device | None = None
+) -> tuple[Tensor, Tensor]:
+    """Private, row by row: whether the model is right on a record, and the record's group."""
+    was_training = model.training
+    model.eval()
+    right, group = [], []
+    with torch.no_grad():
+        for batch in DataLoader(data, batch_size=EVALUATION_ROWS):
+            scores = model(batch[0].to(device)).cpu()
+            right.append((scores.argmax(-1) == batch[1]) & scores.isfinite().all(-1))
+            group.append(groups(batch).cpu())
+    model.train(was_training)
+    return torch.cat(right), torch.cat(group)
 
 
 def figures_by_group(answers: Answers, groups: Mapping[str, tuple[tuple[str, ...], Array]]) -> dict[str, Any]:
