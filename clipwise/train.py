@@ -185,8 +185,13 @@ def fit(
         if group_counts is not None and groups is not None:
             right, group = judged(model, train, groups, device)
             counts = release_group_counts(
-                *(right, group, int(number_of_groups or 0), group_counts),
-                **{"ledger": run.ledger, "noise": run.noise, "step": run.state.step},
+                right,
+                group,
+                int(number_of_groups or 0),
+                group_counts,
+                ledger=run.ledger,
+                noise=run.noise,
+                step=run.state.step,
             )
     finally:
         run.close()
@@ -325,7 +330,9 @@ def check_class_targets(model: nn.Module, data: Dataset, device: torch.device | 
 
 def _check_counts(groups: Any, number_of_groups: int | None, epsilon: float | None) -> None:
     if epsilon == math.inf:
-        raise BadArgument("group_counts with epsilon=inf: training without privacy keeps no ledger to pay from; leave it out")
+        raise BadArgument(
+            "group_counts with epsilon=inf: training without privacy keeps no ledger to pay from; leave it out"
+        )
     if groups is None or number_of_groups is None:
         raise BadArgument(
             f"group_counts: groups={groups!r}, number_of_groups={number_of_groups!r}; give the group of each record, and how "

@@ -378,7 +378,9 @@ def _group_rows(result: Mapping[str, Any]) -> list[str]:
     rows = []
     for name, figures in result.get("by_group", {}).items():
         if figures["worst_group"] is not None:
-            rows.append(f"by {name:<7} lowest {figures['worst_group_accuracy']['value']:.2%} (group {figures['worst_group']})")
+            rows.append(
+                f"by {name:<7} lowest {figures['worst_group_accuracy']['value']:.2%} (group {figures['worst_group']})"
+            )
     for row in result.get("group_counts", {}).get("groups", []):
         value = row.get("note") or f"{row['accuracy']:.2%}"
         rows.append(f"released   group {row['group']}: {value} on training records")

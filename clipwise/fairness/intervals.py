@@ -55,7 +55,9 @@ def resample(
     if plain.ndim != 2 or private.ndim != 2 or not len(plain) or not len(private):
         raise BadArgument(f"plain {plain.shape}, private {private.shape}: give (runs, records), with one run or more")
     if {plain.shape[1], private.shape[1]} != {len(groups)}:
-        raise BadArgument(f"groups: {len(groups)} for {plain.shape[1]} and {private.shape[1]} records; give one for each")
+        raise BadArgument(
+            f"groups: {len(groups)} for {plain.shape[1]} and {private.shape[1]} records; give one for each"
+        )
     rng = np.random.default_rng(seed)
     runs = [_draws(len(a), resamples, rng) / len(a) for a in (plain, private)]
     found = [np.full((resamples, number_of_groups), np.nan) for _ in range(2)]

@@ -60,7 +60,9 @@ def test_a_gap_of_nothing_reaches_down_to_zero():
     low, high, _ = intervals.gap_interval(costs, 0, 1)
     assert low == 0
     assert 0.2 < high < 0.4
-    assert intervals.gap_interval(costs + [1, 0], 0, 1) == intervals.gap_interval(costs + [1, 0], 1, 0)
+    apart = costs + np.array([1, 0])
+    assert intervals.gap_interval(apart, 0, 1) == intervals.gap_interval(apart, 1, 0)
+    assert intervals.gap_interval(apart, 0, 1).low > 0.6
 
 
 def test_seeded_and_whatever_the_pieces(monkeypatch):

@@ -142,7 +142,7 @@ def roc_auc(targets: Array, scores: Array) -> Measure:
     if len(np.unique(targets)) < 2:
         return Measure(None, ONE_CLASS)
     columns = binary_columns(scores)
-    known = [c for c in columns if 0 < (targets == c).sum()]
+    known = [c for c in columns if (targets == c).sum() > 0]
     value = float(np.mean([roc_auc_score(targets == c, columns[c]) for c in known]))
     return Measure(value, _left_out(len(columns) - len(known), "classes without records") if len(columns) > 1 else "")
 

@@ -136,7 +136,10 @@ def test_one_class_is_named():
     )
     # A group that lacks the class has no share of true positives; to count it as 0 would invent a difference.
     targets = np.where(GROUPS == 1, 0, TARGETS)
-    assert metrics.equalised_odds_difference(targets, PREDICTED, GROUPS, 2, 2).note == "group 1 has no record outside class 0"
+    assert (
+        metrics.equalised_odds_difference(targets, PREDICTED, GROUPS, 2, 2).note
+        == "group 1 has no record outside class 0"
+    )
     three = np.array([[0.1, 0.2, 0.7], [0.5, 0.2, 0.3], [0.2, 0.3, 0.5]])
     assert metrics.roc_auc(np.array([2, 0, 2]), three).note == "classes without records left out: 1"
 
