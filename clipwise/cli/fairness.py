@@ -75,6 +75,7 @@ def fairness(
         raise some_failed(made, failures)
     rows = compare(made, lines, folder, group_by=grouping, pairs=pairs)
     command = _command(file, options, methods, epsilon, groups or [], group_by, seeds, quick)
+    made.about(command).write(folder)  # `clipwise report` draws the folder as it does any study
     table = show.to_markdown(made, rows, command, grouping)
     found = output.finite(
         {

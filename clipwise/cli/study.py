@@ -30,25 +30,30 @@ def study(
     as_json: output.JsonOption = False,
 ) -> None:
     """Run a grid of methods, budgets, data sets and seeds; killed, it goes on where it stopped."""
+    from clipwise.report.study_report import write_study_report
     from clipwise.study import read_study, to_markdown
 
     made = read_study(file, quick=quick)
     folder = out or Path("runs") / f"study-{made.name}{'-quick' if quick else ''}"
     lines, failures = run_and_tell(made, folder, jobs)
-    command = f"clipwise study {file}{' --quick' if quick else ''}"
-    table = to_markdown(made, lines, command)
+    about = made.about(f"clipwise study {file}{' --quick' if quick else ''}")
+    table = to_markdown(about, lines)
+    about.write(folder)
     (folder / "table.md").write_text(table, encoding="utf-8")
+    page = write_study_report(folder).page
     if publish is not None:
         publish.mkdir(parents=True, exist_ok=True)
         (publish / f"{made.name}.md").write_text(table, encoding="utf-8")
         shutil.copyfile(folder / "results.jsonl", publish / f"{made.name}.jsonl")
     if as_json:
-        output.print_json({"study": made.name, "out": str(folder), "finished": len(lines), "failed": len(failures)})
+        output.print_json(
+            {"study": made.name, "out": str(folder), "finished": len(lines), "failed": len(failures), "page": str(page)}
+        )
     else:
         from rich.markdown import Markdown
 
         Console().print(Markdown(table))
-        typer.echo(f"results: {folder / 'results.jsonl'}\ntable:   {folder / 'table.md'}")
+        typer.echo(f"results: {folder / 'results.jsonl'}\ntable:   {folder / 'table.md'}\npage:    {page}")
     if failures:
         raise some_failed(made, failures)
 

@@ -32,7 +32,7 @@ import json
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ from clipwise.types import BadArgument
 
 _FACTS = {"title": "", "source": "", "differs": "", "minutes": 0.0, "tuning": "not said"}
 _KEYS = {*_FACTS, "common", "grid", "variant", "quick"}
+_ABOUT = "study.json"
 _OWN = {"name", "published", "published_gap"}  # of a variant, beside options
 
 
@@ -61,6 +62,33 @@ class Trial:
 
 
 @dataclass(frozen=True)
+class About:
+    """What a table or a page says of a study; kept beside its results as study.json."""
+
+    name: str
+    title: str
+    source: str
+    differs: str
+    minutes: float
+    tuning: str
+    trials: int
+    published: Mapping[str, Mapping[str, float]]  # for each variant, in order: the source's own figures by epsilon
+    command: str
+
+    def write(self, folder: Path) -> None:
+        (folder / _ABOUT).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, folder: Path) -> About:
+        try:
+            return cls(**json.loads((folder / _ABOUT).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise BadArgument(
+                f"{folder / _ABOUT} is damaged ({error}); run the study again, which keeps its results"
+            ) from error
+
+
+@dataclass(frozen=True)
 class Study:
     name: str
     title: str
@@ -69,6 +97,11 @@ class Study:
     minutes: float
     tuning: str
     trials: tuple[Trial, ...]
+
+    def about(self, command: str) -> About:
+        published = {trial.variant: dict(trial.published) for trial in self.trials}
+        facts = {name: getattr(self, name) for name in ("name", *_FACTS)}
+        return About(**facts, trials=len(self.trials), published=published, command=command)
 
 
 def read_study(path: Path, *, quick: bool = False) -> Study:
