@@ -51,6 +51,9 @@ class TrainConfig(BaseModel):
     noise_multiplier: float | None = None
     delta: float | None = None
     schedule: str = "constant"  # of the noise
+    group_by: str = "class"  # or a grouping of the data set, or a column that holds group numbers
+    group_counts: float | None = None  # noise multiplier of accuracy by group on training records, from the budget
+    unsafe_diagnostics: bool = False  # exact figures on training records, outside any guarantee
     allow_unsound: bool = False
     epochs: int | None = None
     batch: int | None = None  # expected batch size
@@ -68,7 +71,7 @@ class TrainConfig(BaseModel):
     def _not_negative(cls, value: float | None, info: Any) -> float | None:
         return value if value is None else validate.non_negative(info.field_name, value)
 
-    @field_validator("lr")
+    @field_validator("lr", "group_counts")
     @classmethod
     def _positive(cls, value: float | None, info: Any) -> float | None:
         return value if value is None else validate.positive(info.field_name, value)
@@ -133,6 +136,11 @@ class TrainConfig(BaseModel):
                 f"optimizer='adam-wosm' sets its rate by the noise and has no weight decay; leave "
                 f"{'weight_decay out' if self.weight_decay else 'epsilon=inf to another optimizer'}"
             )
+        if self.group_counts is not None and self.epsilon == math.inf:
+            raise BadArgument(
+                f"group_counts={self.group_counts!r} with epsilon=inf: training without privacy keeps no ledger to pay from; "
+                "leave it out"
+            )
         if self.momentum is not None and self.optimizer not in _HAS_MOMENTUM:
             raise BadArgument(
                 f"momentum={self.momentum!r} means nothing to optimizer={self.optimizer!r}; leave it out, or use sgd"
@@ -151,10 +159,12 @@ class TrainConfig(BaseModel):
         batch = self.batch or recipe.expected_batch_size
         if batch > records:
             raise BadArgument(f"batch={batch!r} is above the number of records, {records}; give {records} or less")
-        from clipwise.clipping import method_options  # imports torch
+        from clipwise.clipping import METHODS, method_options  # imports torch
 
         options = {option["name"]: option["default"] for option in method_options(self.method)}
         options = {name: value for name, value in options.items() if value is not None} | self.method_options
+        if METHODS[self.method].needs_groups:
+            options["number_of_groups"] = self._number_of_groups(dataset)
         sgd = self.optimizer == "sgd"
         return self.model_copy(
             update={
@@ -172,6 +182,18 @@ class TrainConfig(BaseModel):
                 "momentum": 0.9 if sgd and self.momentum is None else self.momentum,
             }
         )
+
+    def _number_of_groups(self, dataset: DataSet) -> int:
+        """As many as `group_by` has: with fewer, the last ones would be treated as one group without a word."""
+        from clipwise.fairness.grouping import find_grouping
+
+        number = len(find_grouping(dataset, self.group_by).names)
+        given = self.method_options.get("number_of_groups", number)
+        if given != number:
+            raise BadArgument(
+                f"number_of_groups={given!r}: group_by={self.group_by!r} has {number} groups in {dataset.name}; leave it out"
+            )
+        return number
 
     def make_optimizer(self, parameters: Iterable[Parameter]) -> Optimizer:
         """The torch optimizer that the (resolved) options name."""

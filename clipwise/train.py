@@ -19,6 +19,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from clipwise import __version__, validate
 from clipwise.clipping import Method
+from clipwise.fairness.evaluate import judged
+from clipwise.fairness.release import GroupCounts, count_event, release_group_counts
 from clipwise.keystream import Key
 from clipwise.report import Statement
 from clipwise.run import Run
@@ -38,6 +40,7 @@ class Fit:
     history: list[dict[str, Any]]
     statement: Statement
     accuracy: float | None = None
+    group_counts: GroupCounts | None = None  # released after training, where they were asked for
 
     @property
     def epsilon(self) -> float:
@@ -83,6 +86,8 @@ def fit(
     ledger: str | Path | None = None,
     max_physical_batch: int | None = None,
     groups: Callable[[Any], Tensor] | None = None,
+    number_of_groups: int | None = None,
+    group_counts: float | None = None,
     schedule: ScheduleLike = None,
     allow_unsound: bool = False,
     on_epoch: Callable[[dict[str, Any]], None] | None = None,
@@ -95,9 +100,16 @@ def fit(
     makes the optimizer from the parameters (SGD with momentum by default). `schedule` changes the noise over the run;
     `allow_unsound` runs a method without a valid guarantee (see `attach`). `on_epoch` gets each line of the history,
     `on_step` the public values of each step, and the number of steps planned.
+
+    `groups` gives the group of each record of a batch. `group_counts` is the noise multiplier of one release after the
+    training, from the same budget: on how many training records of each of the `number_of_groups` groups the model is
+    right (see clipwise/fairness/release.py).
     """
     validate.count("epochs", epochs)
     validate.count("expected_batch_size", expected_batch_size)
+    after = () if group_counts is None else (count_event(group_counts),)
+    if group_counts is not None:
+        _check_counts(groups, number_of_groups, epsilon)
     made = (optimizer or _default_optimizer)(p for p in model.parameters() if p.requires_grad)
     loader = DataLoader(train, batch_size=expected_batch_size, shuffle=True)
     device = next(model.parameters()).device
@@ -106,7 +118,7 @@ def fit(
     model.train()
 
     def loss_of(batch: Any) -> Tensor:
-        inputs, targets = (x.to(device) for x in batch)
+        inputs, targets = (x.to(device) for x in batch[:2])  # the group may follow
         return loss(model(inputs), targets)
 
     report = _Reporter(model, made, test, on_epoch, on_step, device)
@@ -139,7 +151,9 @@ def fit(
         schedule=schedule,
         allow_unsound=allow_unsound,
         notify=lambda message: warnings.warn(message, stacklevel=2),
+        after=after,
     )
+    counts = None
     run.engine.install()
     try:
         per_epoch = run.plan.steps_per_epoch
@@ -168,9 +182,20 @@ def fit(
             )
             if affordable < per_epoch:
                 raise run.exhausted()
+        if group_counts is not None and groups is not None:
+            right, group = judged(model, train, groups, device)
+            counts = release_group_counts(
+                right,
+                group,
+                int(number_of_groups or 0),
+                group_counts,
+                ledger=run.ledger,
+                noise=run.noise,
+                step=run.state.step,
+            )
     finally:
         run.close()
-    return Fit(model, report.history, run.statement(), report.accuracy)
+    return Fit(model, report.history, run.statement(), report.accuracy, counts)
 
 
 def _fit_plain(
@@ -279,10 +304,10 @@ def check_class_targets(model: nn.Module, data: Dataset, device: torch.device | 
     was_training = model.training
     model.eval()
     with torch.no_grad():
-        first, _ = next(iter(DataLoader(data, batch_size=1)))
+        first, *_ = next(iter(DataLoader(data, batch_size=1)))
         classes = model(first.to(device)).shape[-1]
     model.train(was_training)
-    for _, targets in DataLoader(data, batch_size=EVALUATION_ROWS):
+    for _, targets, *_ in DataLoader(data, batch_size=EVALUATION_ROWS):
         if (
             not isinstance(targets, Tensor)
             or targets.is_floating_point()
@@ -301,6 +326,19 @@ def check_class_targets(model: nn.Module, data: Dataset, device: torch.device | 
             raise BadArgument(
                 f"train: a target lies outside 0 ... {classes - 1}, the outputs of the model; number the classes from 0, or widen the last layer"
             )
+
+
+def _check_counts(groups: Any, number_of_groups: int | None, epsilon: float | None) -> None:
+    if epsilon == math.inf:
+        raise BadArgument(
+            "group_counts with epsilon=inf: training without privacy keeps no ledger to pay from; leave it out"
+        )
+    if groups is None or number_of_groups is None:
+        raise BadArgument(
+            f"group_counts: groups={groups!r}, number_of_groups={number_of_groups!r}; give the group of each record, and how "
+            "many groups there are"
+        )
+    validate.count("number_of_groups", number_of_groups)
 
 
 def _default_optimizer(parameters: Iterable[nn.Parameter]) -> Optimizer:

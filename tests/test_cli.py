@@ -37,6 +37,7 @@ FILES = {
     "model.safetensors",
     "statement.md",
     "result.json",
+    "predictions.npz",
 }
 
 

@@ -20,6 +20,7 @@ from clipwise.cli import (
     calibrate,
     claims,
     data,
+    fairness,
     ledger,
     methods,
     models,
@@ -96,6 +97,7 @@ for command in (
     methods.methods,
     models.models,
     study.study,
+    fairness.fairness,
 ):
     app.command()(command)
 app.add_typer(data.app, name="data")

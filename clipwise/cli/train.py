@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
@@ -21,9 +21,10 @@ from clipwise.types import BadArgument, ClipwiseError
 
 if TYPE_CHECKING:
     from torch import nn
+    from torch.utils.data import TensorDataset
 
     from clipwise.config import TrainConfig
-    from clipwise.data import DataSet
+    from clipwise.data import DataSet, Groups
     from clipwise.run_folder import RunFolder
     from clipwise.train import Fit
 
@@ -62,6 +63,17 @@ def train(
         bool | None,
         typer.Option("--allow-unsound", help="Run a method without a valid guarantee; epsilon is infinite."),
     ] = None,
+    group_by: Annotated[
+        str | None, typer.Option(help="Groups to report on: class, one that the data set has, or a column of numbers.")
+    ] = None,
+    group_counts: Annotated[
+        float | None,
+        typer.Option(help="Release accuracy by group on training records with this noise std, from the same budget."),
+    ] = None,
+    unsafe_diagnostics: Annotated[
+        bool | None,
+        typer.Option("--unsafe-diagnostics", help="Print exact figures on training records: not private."),
+    ] = None,
     epochs: Annotated[int | None, typer.Option(help="Expected passes over the data.")] = None,
     batch: Annotated[int | None, typer.Option(help="Expected batch size.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
@@ -99,6 +111,9 @@ def train(
         "delta": delta,
         "schedule": written(schedule, decay, every),
         "allow_unsound": allow_unsound,
+        "group_by": group_by,
+        "group_counts": group_counts,
+        "unsafe_diagnostics": unsafe_diagnostics,
         "epochs": epochs,
         "batch": batch,
         "lr": lr,
@@ -118,6 +133,7 @@ def train(
     from clipwise import run_folder
     from clipwise.clipping import make_method
     from clipwise.data import load
+    from clipwise.fairness.grouping import find_grouping
     from clipwise.models import build_model
 
     make_method(asked.method, **asked.method_options)
@@ -130,6 +146,7 @@ def train(
         vocabulary=asked.vocabulary,
     )
     settings = asked.resolved(dataset)
+    find_grouping(dataset, settings.group_by)
     network = build_model(str(settings.model), dataset, settings.seed)
 
     folder = run_folder.create(settings.out, dataset.name, settings.method)
@@ -183,11 +200,13 @@ def _range(text: str) -> tuple[str, list[float]]:
 
 def _fit(settings: TrainConfig, dataset: DataSet, network: nn.Module, folder: RunFolder, *, quiet: bool) -> Fit:
     from clipwise.clipping import METHODS
+    from clipwise.fairness.grouping import find_grouping
     from clipwise.train import fit
 
-    options, groups = settings.method_options, None
-    if METHODS[settings.method].needs_groups:  # the groups of a classification data set are its classes
-        options, groups = {"number_of_groups": dataset.classes, **options}, _target
+    options, groups, train_part = settings.method_options, None, dataset.train
+    grouping = find_grouping(dataset, settings.group_by)
+    if METHODS[settings.method].needs_groups or settings.group_counts is not None:
+        train_part, groups = _with_groups(train_part, grouping), _group
     lines: list[dict[str, Any]] = []
     path: list[dict[str, Any]] = []
     console = output.messages()
@@ -210,7 +229,7 @@ def _fit(settings: TrainConfig, dataset: DataSet, network: nn.Module, folder: Ru
 
         return fit(
             network,
-            dataset.train,
+            train_part,
             epsilon=settings.epsilon,
             noise_multiplier=settings.noise_multiplier,
             delta=settings.delta,
@@ -219,6 +238,8 @@ def _fit(settings: TrainConfig, dataset: DataSet, network: nn.Module, folder: Ru
             method=settings.method,
             method_options=options,
             groups=groups,
+            number_of_groups=len(grouping.names),
+            group_counts=settings.group_counts,
             schedule=settings.schedule,
             allow_unsound=settings.allow_unsound,
             optimizer=settings.make_optimizer,
@@ -232,8 +253,15 @@ def _fit(settings: TrainConfig, dataset: DataSet, network: nn.Module, folder: Ru
         )
 
 
-def _target(batch: Any) -> Any:
-    return batch[1]
+def _with_groups(part: TensorDataset, grouping: Groups) -> TensorDataset:
+    """The records with their group as a third value."""
+    from torch.utils.data import TensorDataset
+
+    return TensorDataset(*part.tensors, grouping.train)
+
+
+def _group(batch: Any) -> Any:
+    return batch[2]
 
 
 def _write(settings: TrainConfig, dataset: DataSet, fit: Fit, folder: RunFolder) -> dict[str, Any]:
@@ -242,10 +270,15 @@ def _write(settings: TrainConfig, dataset: DataSet, fit: Fit, folder: RunFolder)
 
     from clipwise.models import parameter_count
 
+    groups = _by_group(settings, dataset, fit.model, fit)
+    if groups.predicted is not None:
+        folder.write("predictions.npz", groups.predicted)
     statement = dataclasses.replace(
         fit.statement,
         notes=(*fit.statement.notes, *dataset.notes),
         tuning=dataset.tuning or fit.statement.tuning,
+        figures_by_group=groups.said,
+        unsafe_diagnostics=settings.unsafe_diagnostics,
     )
     folder.write("model.safetensors", save({k: v.contiguous() for k, v in fit.model.state_dict().items()}))
     folder.write("statement.md", statement.to_markdown())
@@ -264,6 +297,7 @@ def _write(settings: TrainConfig, dataset: DataSet, fit: Fit, folder: RunFolder)
             "sample_rate": fit.sample_rate,
             "steps": fit.steps,
             "accuracy": fit.accuracy,
+            **groups.figures,
             "run_dir": str(folder.path),
             "test_size": None if dataset.test is None else len(dataset.test),
             "parameters": parameter_count(fit.model),
@@ -275,6 +309,53 @@ def _write(settings: TrainConfig, dataset: DataSet, fit: Fit, folder: RunFolder)
     return result
 
 
+class _ByGroup(NamedTuple):
+    figures: dict[str, Any]  # for the result
+    said: str  # for the statement: where they come from
+    predicted: bytes | None  # predictions.npz, of the test part
+
+
+def _by_group(settings: TrainConfig, dataset: DataSet, network: nn.Module, fit: Fit) -> _ByGroup:
+    """Figures by group: on the test part, which is treated as public; on training records only as released counts, or
+    under a name that says it."""
+    import io
+
+    import numpy as np
+
+    from clipwise.fairness import evaluate
+    from clipwise.fairness.grouping import groupings
+    from clipwise.fairness.metrics import roc_auc
+
+    every = groupings(dataset, settings.group_by)
+    figures: dict[str, Any] = {}
+    said, predicted = [], None
+    answers = None if dataset.test is None else evaluate.ask(network, dataset.test)
+    if answers is not None:
+        figures["auc"] = roc_auc(answers.targets, answers.scores).to_dict()
+        figures["by_group"] = evaluate.figures_by_group(answers, evaluate.groups_of_test(every))
+        file = io.BytesIO()
+        numbers = {f"group {name}": groups for name, (_, groups) in evaluate.groups_of_test(every).items()}
+        arrays = {"predicted": answers.predicted, "targets": answers.targets, **numbers}
+        np.savez(file, **{name: array.astype(np.int16) for name, array in arrays.items()})  # type: ignore[arg-type]
+        predicted = file.getvalue()
+        said.append("on the test part, which is treated as public")
+    if fit.group_counts is not None:
+        names = every[settings.group_by].names
+        figures["group_counts"] = {
+            "group_by": settings.group_by,
+            "noise_multiplier": fit.group_counts.noise_multiplier,
+            "groups": fit.group_counts.to_list(names),
+        }
+        said.append(
+            f"on the training records, by {settings.group_by}: one release of {2 * len(names)} counts (right and wrong), l2 "
+            f"bound 1, noise multiplier {fit.group_counts.noise_multiplier:g}, sample rate 1, charged as the last of the steps"
+        )
+    if settings.unsafe_diagnostics and (exact := evaluate.ask(network, dataset.train)) is not None:
+        figures["unsafe_by_group"] = evaluate.figures_by_group(exact, evaluate.groups_of_train(every))
+        said.append("**exact ones on the training records, at the user's request: not private**")
+    return _ByGroup(figures, "; ".join(said) or "none were computed by Clipwise", predicted)
+
+
 def _summary(result: Mapping[str, Any], folder: RunFolder) -> None:
     guarantee = "none: trained without privacy"
     if result["private"]:
@@ -283,12 +364,32 @@ def _summary(result: Mapping[str, Any], folder: RunFolder) -> None:
     accuracy = "no test data" if result["accuracy"] is None else f"{result['accuracy']:.2%} on test data"
     rows = [
         f"accuracy   {accuracy}",
+        *_group_rows(result),
         f"privacy    {guarantee}",
         f"trained    {result['model']} on {result['data']}, {result['steps']} steps, method {result['method']}",
         f"run folder {folder.path}",
         f"statement  {folder.path / 'statement.md'}",
     ]
     Console().print(Panel("\n".join(rows), title="clipwise train", title_align="left", expand=False), markup=False)
+
+
+def _group_rows(result: Mapping[str, Any]) -> list[str]:
+    """The worst group on test data; released counts and exact figures on training records, where they were asked for."""
+    rows = []
+    for name, figures in result.get("by_group", {}).items():
+        if figures["worst_group"] is not None:
+            rows.append(
+                f"by {name:<7} lowest {figures['worst_group_accuracy']['value']:.2%} (group {figures['worst_group']})"
+            )
+    for row in result.get("group_counts", {}).get("groups", []):
+        value = row.get("note") or f"{row['accuracy']:.2%}"
+        rows.append(f"released   group {row['group']}: {value} on training records")
+    for name, figures in result.get("unsafe_by_group", {}).items():
+        rows += [
+            f"NOT PRIVATE  {name} {row['group']}: {row.get('note') or format(row['accuracy'], '.2%')} on training records"
+            for row in figures["groups"]
+        ]
+    return rows
 
 
 def _figures(accuracy: float | None, epsilon: float | None) -> str:

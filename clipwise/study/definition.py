@@ -16,6 +16,7 @@
     method = "fixed"
     method_options = { threshold = 0.1 }
     published = { "1" = 95.1, "3" = 97.2 }  # the source's own figures in per cent, by epsilon
+    published_gap = { "1" = 9.4 }            # and its privacy cost gap (see `clipwise fairness`)
 
     [quick]                                 # what `--quick` changes: common, grid, and which variants
     variants = ["fixed, C = 0.1"]
@@ -41,7 +42,7 @@ from clipwise.types import BadArgument
 _FACTS = {"title": "", "source": "", "differs": "", "minutes": 0.0, "tuning": "not said"}
 _KEYS = {*_FACTS, "common", "grid", "variant", "quick"}
 _ABOUT = "study.json"
-_OWN = {"name", "published"}  # of a variant, beside options
+_OWN = {"name", "published", "published_gap"}  # of a variant, beside options
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Trial:
     variant: str
     config: TrainConfig
     published: Mapping[str, float] = field(default_factory=dict)
+    published_gap: Mapping[str, float] = field(default_factory=dict)  # privacy cost gap, for `clipwise fairness`
 
     @property
     def id(self) -> str:
@@ -108,6 +110,11 @@ def read_study(path: Path, *, quick: bool = False) -> Study:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise BadArgument(f"study={str(path)!r} cannot be read ({error}); give a TOML file, see studies/") from error
+    return make_study(values, path, quick=quick)
+
+
+def make_study(values: Mapping[str, Any], path: Path, *, quick: bool = False) -> Study:
+    """The study of these values; `path` names it, in messages too."""
     if unknown := values.keys() - _KEYS:
         raise BadArgument(f"study={str(path)!r}: {sorted(unknown)} unknown; known are {', '.join(sorted(_KEYS))}")
     common, grid = _table(values, "common", path), _table(values, "grid", path)
@@ -155,7 +162,7 @@ def _trials(path: Path, common: dict[str, Any], grid: dict[str, Any], variant: d
         if config.seed is None:
             raise BadArgument(f"study={str(path)!r}, variant {name!r}: no seed; add one to [common] or [grid]")
         _check(config)
-        trials.append(Trial(name, config, variant.get("published", {})))
+        trials.append(Trial(name, config, variant.get("published", {}), variant.get("published_gap", {})))
     return trials
 
 
