@@ -19,6 +19,7 @@ from pydantic_core import ErrorDetails
 
 from clipwise import validate
 from clipwise.data import DataSet, is_file
+from clipwise.data.text import in_full
 from clipwise.schedules import make_schedule
 from clipwise.types import BadArgument
 
@@ -42,6 +43,7 @@ class TrainConfig(BaseModel):
     classes: int | None = None  # of a file of one's own
     ranges: dict[str, list[float]] = Field(default_factory=dict)  # column, or "*" for all -> [low, high], public
     test_fraction: float = 0.2  # of a file without a test part
+    vocabulary: str | None = None  # of texts: hashed, training or the path of a public text, perhaps with a size
     model: str | None = None
     method: str = "fixed"
     method_options: dict[str, Any] = Field(default_factory=dict)
@@ -157,6 +159,9 @@ class TrainConfig(BaseModel):
         return self.model_copy(
             update={
                 "data": str(Path(self.data).resolve()) if is_file(self.data) else self.data,
+                "vocabulary": in_full(self.vocabulary, dataset.vocabulary_size or 0)
+                if dataset.kind == "text"
+                else None,
                 "model": self.model or recipe.model,
                 "method_options": options,
                 "epsilon": 3.0 if self.epsilon is None and self.noise_multiplier is None else self.epsilon,

@@ -156,7 +156,7 @@ def test_data_and_models(monkeypatch):
     found = {d["name"]: d for d in answer("data")["datasets"]}
     assert (found["digits"]["found"], found["digits"]["train"], found["digits"]["test"]) == (True, 1437, 360)
     assert (found["mnist"]["found"], found["mnist"]["where"]) == (False, None)
-    assert "to get it: the four idx files" in run("data").stdout
+    assert "to get it: clipwise data get mnist" in run("data").stdout
     sizes = {m["name"]: m["parameters"] for m in answer("models")["models"]}
     assert sizes["cnn"]["mnist"] == 26010
     assert "26,010" in run("models").stdout

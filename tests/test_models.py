@@ -10,7 +10,7 @@ from clipwise.types import BadArgument
 
 
 def shaped(*shape, classes=10):
-    return SimpleNamespace(shape=shape, classes=classes)
+    return SimpleNamespace(shape=shape, classes=classes, kind="image" if len(shape) == 3 else "tabular")
 
 
 @pytest.mark.parametrize(("name", "count"), [("cnn", 26010), ("linear", 7850), ("mlp", 784 * 128 + 128 + 1290)])
@@ -33,6 +33,13 @@ def test_tables(name):
 def test_cnn_refuses_what_is_no_image(shape):
     with pytest.raises(BadArgument, match="use model='mlp'"):
         build_model("cnn", shaped(*shape))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_token_numbers_are_not_features(name):
+    if "text" not in MODELS[name].kinds:
+        with pytest.raises(BadArgument, match="this is text"):
+            build_model(name, SimpleNamespace(shape=(48,), classes=2, kind="text"))
 
 
 def test_unknown():

@@ -76,10 +76,10 @@ for command in (
     calibrate.calibrate,
     bench.bench,
     methods.methods,
-    data.data,
     models.models,
 ):
     app.command()(command)
+app.add_typer(data.app, name="data")
 
 
 def main() -> None:

@@ -39,6 +39,12 @@ def train(
         typer.Option("--range", help="Public range of the features, LOW:HIGH or COLUMN=LOW:HIGH, mapped to 0..1."),
     ] = None,
     test_fraction: Annotated[float | None, typer.Option(help="Held out of your own file for testing.")] = None,
+    vocabulary: Annotated[
+        str | None,
+        typer.Option(
+            help="Of texts: hashed, training (not private), or a public text file; perhaps with a size, hashed:8192."
+        ),
+    ] = None,
     model: Annotated[str | None, typer.Option(help="A name from `clipwise models`.")] = None,
     method: Annotated[str | None, typer.Option(help="A name from `clipwise methods`.")] = None,
     threshold: Annotated[float | None, typer.Option(help="Short for --method-option threshold=VALUE.")] = None,
@@ -84,6 +90,7 @@ def train(
         "classes": classes,
         "ranges": dict(map(_range, ranges)) if ranges else None,
         "test_fraction": test_fraction,
+        "vocabulary": vocabulary,
         "model": model,
         "method": method,
         "method_options": options or None,
@@ -120,6 +127,7 @@ def train(
         classes=asked.classes,
         ranges=asked.ranges,
         test_fraction=asked.test_fraction,
+        vocabulary=asked.vocabulary,
     )
     settings = asked.resolved(dataset)
     network = build_model(str(settings.model), dataset, settings.seed)

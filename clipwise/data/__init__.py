@@ -8,17 +8,32 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clipwise.data.adult import ADULT
+from clipwise.data.ag_news import AG_NEWS
+from clipwise.data.cifar10 import CIFAR10
+from clipwise.data.cifar100 import CIFAR100
 from clipwise.data.digits import DIGITS
 from clipwise.data.fashion_mnist import FASHION_MNIST
-from clipwise.data.mnist import MNIST
+from clipwise.data.glue import QNLI, SST2
+from clipwise.data.mnist import MNIST, UNBALANCED_MNIST
+from clipwise.data.names import NAMES
 from clipwise.data.own import Ranges, own_recipe, read_own
-from clipwise.data.source import DataSet, Recipe, Source, Split, checked, roots
+from clipwise.data.source import TOKEN_KINDS, Array, DataSet, Found, Groups, Recipe, Source, Split, checked, roots
+from clipwise.data.svhn import SVHN, SVHN_SUBSET
+from clipwise.data.text import Encoder, make_encoder
+from clipwise.data.thinwall import THINWALL
 from clipwise.types import BadArgument
 
 if TYPE_CHECKING:
     from torch.utils.data import TensorDataset
 
-DATASETS: dict[str, Source] = {source.name: source for source in (DIGITS, MNIST, FASHION_MNIST)}
+DATASETS: dict[str, Source] = {
+    source.name: source
+    for source in (
+        *(DIGITS, MNIST, UNBALANCED_MNIST, FASHION_MNIST, CIFAR10, CIFAR100, SVHN, SVHN_SUBSET, THINWALL),
+        *(AG_NEWS, SST2, QNLI, NAMES, ADULT),
+    )
+}
 
 
 def is_file(name: str) -> bool:
@@ -33,52 +48,100 @@ def load(
     classes: int | None = None,
     ranges: Ranges | None = None,
     test_fraction: float = 0.2,
+    vocabulary: str | Encoder | None = None,
 ) -> DataSet:
-    """The data set by its name, or a user's own file by its path; checked, and ready to train on."""
+    """The data set by its name, or a user's own file by its path; checked, and ready to train on.
+
+    `vocabulary` is for texts: `hashed` (the default), `training`, or the path of a public text, each perhaps with a size
+    (`hashed:8192`); or an `Encoder` of your own. See clipwise/data/text.py for what each means for privacy.
+    """
     if is_file(name):
-        train, test, classes, notes = read_own(Path(name), label, classes, ranges or {}, test_fraction)
-        shape = train.x.shape[1:]
-        return DataSet(
-            name=Path(name).stem,
-            train=_tensors(train),
-            test=_tensors(test) if test else None,
-            classes=classes,
-            shape=shape,
-            where=str(Path(name).resolve()),
-            licence="the user's own",
-            recipe=own_recipe(shape, len(train.y)),
-            notes=notes,
-        )
+        _leave_out("is for a data set of texts; yours holds numbers", vocabulary=vocabulary)
+        return _load_own(Path(name), label, classes, ranges or {}, test_fraction)
+    source = get_source(name)
+    _leave_out(f"is for a file of your own; {name!r} is a fixed data set", label=label, classes=classes, ranges=ranges)
+    if source.encoder is None or source.fixed_encoder:
+        _leave_out(f"is for a data set of words; {name!r} has none", vocabulary=vocabulary)
+    found = source.find()
+    if found is None:
+        places = ", ".join(str(place) for place in roots())
+        raise BadArgument(f"data={name!r} was not found in {places}; to get it: {source.how_to_get}")
+    source.check(found)
+    return _load_found(source, found, vocabulary)
+
+
+def get_source(name: str) -> Source:
     if name not in DATASETS:
         raise BadArgument(
             f"data={name!r} is not known; choose one of {', '.join(DATASETS)}, or give the path of a .npz or .csv file"
         )
-    for option, value in (("label", label), ("classes", classes), ("ranges", ranges)):
-        if value:
-            raise BadArgument(
-                f"{option}={value!r} is for a file of your own; {name!r} is a fixed data set: leave it out"
-            )
-    source = DATASETS[name]
-    root = source.find()
-    if root is None:
-        places = ", ".join(str(place) for place in roots())
-        raise BadArgument(f"data={name!r} was not found in {places}; to get it: {source.how_to_get}")
-    source.check(root)
-    train, test = (
-        checked(f"{name} ({part})", *split, source.classes)
-        for part, split in zip(("train", "test"), source.read(root), strict=True)
-    )
+    return DATASETS[name]
+
+
+def _load_found(source: Source, found: Found, vocabulary: str | Encoder | None) -> DataSet:
+    raw = found.edition.read(found.root)
+    encoder = source.encoder
+    if isinstance(vocabulary, str) and encoder is not None:
+        encoder = make_encoder(vocabulary, encoder, raw[0].x)
+    elif vocabulary is not None:
+        encoder = vocabulary  # type: ignore[assignment]
+    parts = []
+    for part, split in zip(("train", "test"), raw, strict=True):
+        x = split.x if encoder is None else encoder.encode(split.x)
+        parts.append(
+            checked(f"{source.name} ({part})", x, split.y, source.classes, None if encoder is None else encoder.size)
+        )
+    train, test = parts
+    shape = source.shape if encoder is None else (encoder.length,)
+    if {train.x.shape[1:], test.x.shape[1:]} != {shape}:
+        raise BadArgument(f"{source.name}: records have shape {train.x.shape[1:]}, not {shape}; put a fresh copy there")
+    edition = f"{source.name}: {found.edition.note}" if found.edition.note else None
+    notes = (*source.notes, edition, None if encoder is None else encoder.note)
     return DataSet(
-        name=name,
+        name=source.name,
         train=_tensors(train),
         test=_tensors(test),
         classes=source.classes,
-        shape=source.shape,
-        where=str(root.resolve()) if source.files else source.how_to_get,
+        shape=shape,
+        where=str(found.root.resolve()) if found.edition.files else source.how_to_get,
         licence=source.licence,
         recipe=source.recipe,
         tuning=source.tuning,
+        notes=tuple(note for note in notes if note),
+        kind=source.kind,
+        class_names=source.class_names,
+        vocabulary_size=None if encoder is None else encoder.size,
+        padding=None if encoder is None else encoder.padding,
+        feature_names=source.feature_names,
+        groups={
+            name: _groups(names, raw[0].groups[name], raw[1].groups[name]) for name, names in source.groups.items()
+        },
     )
+
+
+def _load_own(path: Path, label: str | None, classes: int | None, ranges: Ranges, test_fraction: float) -> DataSet:
+    train, test, classes, columns, notes = read_own(path, label, classes, ranges, test_fraction)
+    shape = train.x.shape[1:]
+    return DataSet(
+        name=path.stem,
+        train=_tensors(train),
+        test=_tensors(test) if test else None,
+        classes=classes,
+        shape=shape,
+        where=str(path.resolve()),
+        licence="the user's own",
+        recipe=own_recipe(shape, len(train.y)),
+        notes=notes,
+        kind="image" if len(shape) == 3 else "tabular",
+        class_names=tuple(map(str, range(classes))),
+        feature_names=columns,
+    )
+
+
+def _leave_out(why: str, **options: object) -> None:
+    for option, value in options.items():
+        if value:
+            raise BadArgument(f"{option}={value!r} {why}: leave it out")
 
 
 def _tensors(split: Split) -> TensorDataset:
@@ -88,4 +151,22 @@ def _tensors(split: Split) -> TensorDataset:
     return TensorDataset(torch.from_numpy(split.x), torch.from_numpy(split.y))
 
 
-__all__ = ["DATASETS", "DataSet", "Recipe", "Source", "is_file", "load", "roots"]
+def _groups(names: tuple[str, ...], train: Array, test: Array) -> Groups:
+    import torch
+
+    return Groups(names, torch.from_numpy(train.astype("int64")), torch.from_numpy(test.astype("int64")))
+
+
+__all__ = [
+    "DATASETS",
+    "TOKEN_KINDS",
+    "DataSet",
+    "Encoder",
+    "Groups",
+    "Recipe",
+    "Source",
+    "get_source",
+    "is_file",
+    "load",
+    "roots",
+]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from clipwise.data.source import Recipe, Source, Split
+from clipwise.data.source import Edition, Recipe, Source, Split
 
 
 def _read(_: Path) -> tuple[Split, Split]:
@@ -25,16 +25,15 @@ def _read(_: Path) -> tuple[Split, Split]:
 DIGITS = Source(
     name="digits",
     summary="handwritten digits, 8x8 grey",
+    kind="image",
     licence="commonly given as CC BY 4.0 (UCI, Alpaydin and Kaynak 1998)",
     how_to_get="comes with scikit-learn",
     shape=(1, 8, 8),
-    classes=10,
-    train_count=1437,
-    test_count=360,
+    class_names=tuple("0123456789"),
     recipe=Recipe(model="mlp", expected_batch_size=512, epochs=30, lr=0.35),
     tuning=(
         "the default settings were chosen among about 110 by trial runs on this same data, test part included, and this was "
         "not charged; accuracy with them is optimistic"
     ),
-    read=_read,
+    editions=(Edition({}, _read, 1437, 360),),
 )

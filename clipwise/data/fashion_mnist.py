@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 from clipwise.data.idx import reader
-from clipwise.data.source import Recipe, Source
+from clipwise.data.source import Edition, File, Recipe, Source
+
+_MIRRORS = (
+    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+    "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+)
+_TABLE = (
+    ("train-images-idx3-ubyte.gz", 26_421_880, "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"),
+    ("train-labels-idx1-ubyte.gz", 29_515, "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845"),
+    ("t10k-images-idx3-ubyte.gz", 4_422_102, "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073"),
+    ("t10k-labels-idx1-ubyte.gz", 5_148, "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"),
+)
+_FILES = {
+    f"fashion_mnist/{name}": File(sha256, size, tuple(mirror + name for mirror in _MIRRORS))
+    for name, size, sha256 in _TABLE
+}
 
 FASHION_MNIST = Source(
     name="fashion_mnist",
     summary="articles of clothing, 28x28 grey",
+    kind="image",
     licence="MIT (Zalando Research)",
-    how_to_get="data/fashion/ of github.com/zalandoresearch/fashion-mnist, in a folder fashion_mnist/",
+    how_to_get="clipwise data get fashion_mnist",
     shape=(1, 28, 28),
-    classes=10,
-    train_count=60_000,
-    test_count=10_000,
+    class_names=(
+        *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+        *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+    ),
     recipe=Recipe(model="cnn", expected_batch_size=512, epochs=30, lr=0.1),
     tuning="the default settings are those of mnist; nothing was tuned on this data by Clipwise",
-    read=reader("fashion_mnist"),
-    files={
-        "fashion_mnist/train-images-idx3-ubyte.gz": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-        "fashion_mnist/train-labels-idx1-ubyte.gz": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-        "fashion_mnist/t10k-images-idx3-ubyte.gz": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-        "fashion_mnist/t10k-labels-idx1-ubyte.gz": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-    },
+    editions=(Edition(_FILES, reader("fashion_mnist"), 60_000, 10_000),),
 )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import math
 import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,18 +14,22 @@ import numpy as np
 from clipwise.data.source import Array, Split
 from clipwise.types import BadArgument
 
+_MOST_BYTES = 1 << 30  # far above MNIST's 47 MB: a file that unpacks to more is not one of these
+
 
 def read_idx(path: Path) -> Array:
     """The array in one idx file of unsigned bytes."""
     try:
         with gzip.open(path) as handle:
-            data = handle.read()
-        zero, kind, dimensions = struct.unpack_from(">HBB", data)
-        shape = struct.unpack_from(f">{dimensions}I", data, 4)
-        if (zero, kind) != (0, 8):
-            raise ValueError("its header is not that of unsigned bytes")
-        return np.frombuffer(data, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
-    except (OSError, EOFError, ValueError, struct.error) as error:
+            zero, kind, dimensions = struct.unpack(">HBB", handle.read(4))
+            if (zero, kind) != (0, 8):
+                raise ValueError("its header is not that of unsigned bytes")
+            shape = struct.unpack(f">{dimensions}I", handle.read(4 * dimensions))
+            if math.prod(shape) > _MOST_BYTES:
+                raise ValueError(f"its header promises more than {_MOST_BYTES} bytes")
+            data = handle.read(math.prod(shape) + 1)
+        return np.frombuffer(data, np.uint8).reshape(shape)
+    except (OSError, EOFError, ValueError, struct.error, zlib.error) as error:
         raise BadArgument(f"{path} is not a gzipped idx file ({error}); put a fresh copy there") from error
 
 
@@ -34,7 +40,7 @@ def reader(folder: str) -> Callable[[Path], tuple[Split, Split]]:
         def part(prefix: str) -> Split:
             pixels = read_idx(root / folder / f"{prefix}-images-idx3-ubyte.gz")
             labels = read_idx(root / folder / f"{prefix}-labels-idx1-ubyte.gz")
-            return Split((pixels / np.float32(255)).astype(np.float32)[:, None], labels)
+            return Split(pixels[:, None] / np.float32(255), labels)
 
         return part("train"), part("t10k")
 

@@ -7,17 +7,18 @@ records that no budget pays for, so features stay as they are unless the user st
 from __future__ import annotations
 
 import csv
+import os
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
 
 import numpy as np
 
+from clipwise.data.lines import bounded
 from clipwise.data.source import Array, Recipe, Split, checked
 from clipwise.types import BadArgument
 
-_LONGEST_LINE = 16 * 1024 * 1024  # characters; a file without line ends must not fill the memory
 _MOST_CLASSES = 1000  # when their number is read off the labels: a column of ids is not a label
 EVERY_COLUMN = "*"
 
@@ -26,8 +27,8 @@ Ranges = Mapping[str, Sequence[float]]
 
 def read_own(
     path: Path, label: str | None, classes: int | None, ranges: Ranges, test_fraction: float
-) -> tuple[Split, Split | None, int, tuple[str, ...]]:
-    """Train split, test split, number of classes, and notes for the report."""
+) -> tuple[Split, Split | None, int, tuple[str, ...], tuple[str, ...]]:
+    """Train split, test split, number of classes, names of the columns, and notes for the report."""
     if not path.is_file():
         raise BadArgument(
             f"data={str(path)!r} is not a file; give the path of a .npz or .csv file, or a name from `clipwise data`"
@@ -58,7 +59,7 @@ def read_own(
     else:
         train, test = _split(train, test_fraction)
         notes.append(f"test split: {test_fraction:g} of the file's records, drawn at random without looking at them")
-    return train, test, classes, tuple(dict.fromkeys(notes))
+    return train, test, classes, tuple(columns or ()), tuple(dict.fromkeys(notes))
 
 
 def own_recipe(shape: tuple[int, ...], records: int) -> Recipe:
@@ -71,9 +72,21 @@ def own_recipe(shape: tuple[int, ...], records: int) -> Recipe:
 
 def _read_npz(path: Path) -> list[tuple[Array, Array]]:
     try:
+        _refuse_above_memory(path)
         with np.load(path, allow_pickle=False) as file:  # a pickle could run code
             arrays = {name: file[name] for name in ("x", "y", "x_test", "y_test") if name in file.files}
-    except (OSError, EOFError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+    except BadArgument:
+        raise
+    except (
+        OSError,
+        EOFError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        MemoryError,
+        zlib.error,
+        zipfile.BadZipFile,
+    ) as error:
         raise BadArgument(
             f"{path} cannot be read as a .npz file of plain arrays ({error}); make one with "
             "numpy.savez(path, x=..., y=...), with numbers and no objects in it"
@@ -87,19 +100,27 @@ def _read_npz(path: Path) -> list[tuple[Array, Array]]:
     return [(arrays[x], arrays[y]) for x, y in (("x", "y"), ("x_test", "y_test")) if x in arrays]
 
 
-def _lines(handle: TextIO, path: Path) -> Iterator[str]:
-    while line := handle.readline(_LONGEST_LINE + 1):
-        if len(line) > _LONGEST_LINE:
-            raise BadArgument(
-                f"{path} has a line above {_LONGEST_LINE} characters; give a .csv file with a record a line"
-            )
-        yield line
+def _refuse_above_memory(path: Path) -> None:
+    """A small file can unpack to more than the machine has: what it promises is looked at before anything is read."""
+    with zipfile.ZipFile(path) as archive:
+        promised = sum(member.file_size for member in archive.infolist())
+    if promised > _memory():
+        raise BadArgument(
+            f"{path} unpacks to {promised:,} bytes, and this machine has {_memory():,} of memory; give a smaller file"
+        )
+
+
+def _memory() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not a POSIX system
+        return 64 * 1024**3
 
 
 def _read_csv(path: Path, label: str | None) -> tuple[Array, Array, list[str]]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as handle:
-            rows = csv.reader(_lines(handle, path), strict=True)
+            rows = csv.reader(bounded(handle, path), strict=True)
             header = [name.strip() for name in next(rows, [])]
             if not header:
                 raise BadArgument(f"{path} is empty; give a .csv file with a header line and a record a line")

@@ -1,8 +1,8 @@
 """What the house knows of a data set before and after reading it. Imports no torch: `clipwise data` answers at once.
 
-A `Source` says how to find and read one data set: one file makes one, and one line in `clipwise/data/__init__.py`
-registers it. Arrays are checked here, once, for every source and for users' own files. A check names the kind of
-problem, never the record that has it.
+A `Source` says what one data set is: one file makes one, and one line in `clipwise/data/__init__.py` registers it. Its
+files may come in more than one form (as published, re-coded, a subset): each form is an `Edition`. Arrays are checked
+here, once, for every source and for users' own files. A check names the kind of problem, never the record that has it.
 """
 
 from __future__ import annotations
@@ -12,23 +12,29 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from clipwise.types import BadArgument
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch.utils.data import TensorDataset
 
+    from clipwise.data.text import Encoder
+
 Array = np.ndarray[Any, np.dtype[Any]]
+Kind = Literal["image", "tabular", "text", "sequence"]  # sequence: one token a character
+TOKEN_KINDS = ("text", "sequence")  # records are rows of token numbers, int64
 
 
 class Split(NamedTuple):
-    """Records and their labels, row by row."""
+    """Records and their labels, row by row; of a text data set, the texts themselves."""
 
-    x: Array
+    x: Any  # an array, or a list of texts
     y: Array
+    groups: Mapping[str, Array] = {}  # name of a grouping (sex, race, ...) -> each record's group
 
 
 @dataclass(frozen=True)
@@ -46,46 +52,120 @@ class Recipe:
     lr: float  # of SGD with momentum
 
 
+UNTUNED = "the default settings are cautious guesses; nothing was tuned on this data by Clipwise"
+
+
+class File(NamedTuple):
+    """One file of a data set: how its bytes are known, and where the publisher keeps it."""
+
+    sha256: str | None  # as published; None: a folder of the user's own, whose bytes nobody published
+    size: int | None = None  # bytes, of a file that can be fetched
+    urls: tuple[str, ...] = ()  # mirrors, first to last; none: it cannot be fetched
+    also: str | None = None  # sha256 of a re-compressed copy with the same content
+
+    def accepts(self, sha256: str) -> bool:
+        return sha256 in (self.sha256, self.also)
+
+
 @dataclass(frozen=True)
+class Edition:
+    """One form in which a data set is found: its files, and the function that reads them from the folder above them."""
+
+    files: Mapping[str, File]  # path under the folder; none: comes with a package
+    read: Callable[[Path], tuple[Split, Split]]  # train, test
+    train_count: int
+    test_count: int
+    note: str | None = None  # how it differs from what was published, for the privacy statement
+
+    def is_in(self, root: Path) -> bool:
+        return all((root / name).is_file() for name in self.files)
+
+    @property
+    def fetchable(self) -> bool:
+        return bool(self.files) and all(file.urls for file in self.files.values())
+
+    @property
+    def key(self) -> str:
+        """Names the bytes of this edition: what was computed from them is good as long as it stays the same."""
+        lines = "".join(f"{name} {file.sha256}\n" for name, file in sorted(self.files.items()))
+        return hashlib.sha256(lines.encode()).hexdigest()
+
+
+class Found(NamedTuple):
+    root: Path
+    edition: Edition
+
+
+@dataclass(frozen=True, kw_only=True)
 class Source:
-    """One data set: its public facts, its files with their sha256, and the function that reads them from a folder."""
+    """One data set: its public facts, and the editions in which it is found, best first."""
 
     name: str
     summary: str
+    kind: Kind
     licence: str
     how_to_get: str
     shape: tuple[int, ...]  # of one record, channels first
-    classes: int
-    train_count: int
-    test_count: int
+    class_names: tuple[str, ...]
     recipe: Recipe
     tuning: str  # how the recipe was found, for the privacy statement
-    read: Callable[[Path], tuple[Split, Split]]
-    files: Mapping[str, str] = field(
-        default_factory=dict
-    )  # path under the folder -> sha256; none: comes with a package
+    editions: tuple[Edition, ...]
+    notes: tuple[str, ...] = ()  # what is done to the data, and what about it is treated as public
+    encoder: Encoder | None = None  # of texts, unless the user names another
+    fixed_encoder: bool = False  # no other encoder makes sense
+    feature_names: tuple[str, ...] = ()
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # grouping -> names of its groups, in order
 
-    def find(self) -> Path | None:
-        """The first folder that has all the files; for an embedded data set, the folder of this file stands in."""
-        if not self.files:
-            return Path(__file__).parent
-        return next((root for root in roots() if all((root / name).is_file() for name in self.files)), None)
+    @property
+    def classes(self) -> int:
+        return len(self.class_names)
 
-    def check(self, root: Path) -> None:
+    @property
+    def vocabulary_size(self) -> int | None:
+        return None if self.encoder is None else self.encoder.size
+
+    @property
+    def padding(self) -> int | None:
+        return None if self.encoder is None else self.encoder.padding
+
+    @property
+    def fetchable(self) -> Edition | None:
+        """The edition that `clipwise data get` fetches, if any."""
+        return next((edition for edition in self.editions if edition.fetchable), None)
+
+    def find(self) -> Found | None:
+        """The first folder that has all the files of an edition, and the best edition there."""
+        for root in roots():
+            for edition in self.editions:
+                if edition.is_in(root):
+                    return Found(root, edition)
+        return None
+
+    def check(self, found: Found) -> None:
         """Every file's sha256 against the one on record: a truncated or altered file never reaches training."""
-        for name, expected in self.files.items():
-            with (root / name).open("rb") as handle:
-                actual = hashlib.file_digest(handle, "sha256").hexdigest()
-            if actual != expected:
+        for name, file in found.edition.files.items():
+            if file.sha256 is None:
+                continue
+            actual = sha256_of(found.root / name)
+            if not file.accepts(actual):
                 raise BadArgument(
-                    f"{root / name} is damaged: its sha256 is {actual}, expected {expected}; put a fresh copy there "
-                    f"({self.how_to_get})"
+                    f"{found.root / name} is damaged: its sha256 is {actual}, expected {file.sha256}; put a fresh copy "
+                    f"there ({self.how_to_get})"
                 )
+
+
+class Groups(NamedTuple):
+    """A grouping of the records that is not the label: each record's group, and the groups' names in order."""
+
+    names: tuple[str, ...]
+    train: Tensor
+    test: Tensor | None
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set that is ready to train on: float32 features, int64 labels in 0..classes-1."""
+    """A data set that is ready to train on: labels are int64 in 0..classes-1; records are float32 features, or int64
+    token numbers where `kind` is text or sequence."""
 
     name: str
     train: TensorDataset
@@ -97,17 +177,41 @@ class DataSet:
     recipe: Recipe
     tuning: str | None = None  # how the recipe was found, where that took runs on data
     notes: tuple[str, ...] = ()  # what was done to the data, and what about it is treated as public
+    kind: Kind = "tabular"
+    class_names: tuple[str, ...] = ()
+    vocabulary_size: int | None = None  # token numbers lie in 0..vocabulary_size-1
+    padding: int | None = None  # the token number that fills a record up to its fixed length
+    feature_names: tuple[str, ...] = ()
+    groups: Mapping[str, Groups] = field(default_factory=dict)
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """Names written one after another with blanks between them."""
+    return tuple(text.split())
+
+
+def sha256_of(path: Path) -> str:
+    try:
+        with path.open("rb") as handle:
+            return hashlib.file_digest(handle, "sha256").hexdigest()
+    except OSError as error:
+        raise BadArgument(f"{path} cannot be read ({error.strerror or error}); put a readable copy there") from error
+
+
+def cache_folder() -> Path:
+    """The user's cache: what `clipwise data get` fetches and what is decoded once."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "clipwise"
 
 
 def roots() -> list[Path]:
     """The folders to look in, first to last: $CLIPWISE_DATA, ./data, the user's cache."""
     named = os.environ.get("CLIPWISE_DATA")
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return [*([Path(named)] if named else []), Path("data"), Path(cache) / "clipwise"]
+    return [*([Path(named)] if named else []), Path("data"), cache_folder()]
 
 
-def checked(what: str, x: Array, y: Array, classes: int) -> Split:
-    """Features as float32 and labels as int64, or an error that says what is wrong with them.
+def checked(what: str, x: Array, y: Array, classes: int, tokens: int | None = None) -> Split:
+    """Features as float32 (or token numbers below `tokens` as int64) and labels as int64, or an error that says what is
+    wrong with them.
 
     NaN and inf among the features pass: the step gives such a record no weight. Labels have no such safety net.
     """
@@ -134,5 +238,11 @@ def checked(what: str, x: Array, y: Array, classes: int) -> Split:
             f"{what}: labels lie outside 0..{classes - 1}; number the classes from 0, or state how many there are "
             f"(--classes, now {classes})"
         )
+    if tokens is not None:
+        if x.dtype.kind not in "iu" or x.min() < 0 or x.max() >= tokens:
+            raise BadArgument(
+                f"{what}: token numbers lie outside 0..{tokens - 1}, or are not whole; correct the encoder that made them"
+            )
+        return Split(np.ascontiguousarray(x, np.int64), y.astype(np.int64))
     with np.errstate(over="ignore"):  # a float64 beyond float32 becomes inf, which passes as said above
         return Split(np.ascontiguousarray(x, np.float32), y.astype(np.int64))

@@ -15,3 +15,4 @@ class Architecture:
     name: str
     summary: str
     build: Callable[[tuple[int, ...], int], nn.Module]
+    kinds: tuple[str, ...] = ("image", "tabular")  # of data; "text" and "sequence" are rows of token numbers
