@@ -20,6 +20,7 @@ from pydantic_core import ErrorDetails
 from clipwise import validate
 from clipwise.data import DataSet, is_file
 from clipwise.data.text import in_full
+from clipwise.lr_schedules import make_lr_schedule, refuse_double_rate
 from clipwise.schedules import make_schedule
 from clipwise.types import BadArgument
 
@@ -58,6 +59,10 @@ class TrainConfig(BaseModel):
     optimizer: OptimizerName = "sgd"
     momentum: float | None = None
     weight_decay: float = 0.0
+    loss: str | None = None  # the model's own by default
+    lr_schedule: str = "none"
+    pretrained: str | None = None  # a file, a folder or an installed package of weights
+    freeze: str | None = None  # the model's own by default
     seed: int | None = None
     accountant: Literal["best", "rdp", "pld"] = "best"
     max_physical_batch: int | None = None
@@ -92,6 +97,20 @@ class TrainConfig(BaseModel):
     @classmethod
     def _written_out(cls, value: Any) -> str:
         return str(make_schedule(value))
+
+    @field_validator("loss")
+    @classmethod
+    def _known_loss(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        from clipwise.losses import make_loss  # imports torch
+
+        return str(make_loss(value))
+
+    @field_validator("lr_schedule")
+    @classmethod
+    def _known_lr_schedule(cls, value: str) -> str:
+        return str(make_lr_schedule(value))
 
     @field_validator("epsilon")
     @classmethod
@@ -133,6 +152,8 @@ class TrainConfig(BaseModel):
                 f"optimizer='adam-wosm' sets its rate by the noise and has no weight decay; leave "
                 f"{'weight_decay out' if self.weight_decay else 'epsilon=inf to another optimizer'}"
             )
+        if self.optimizer == "adam-wosm":
+            refuse_double_rate(make_lr_schedule(self.lr_schedule), method=None, optimizer=self.optimizer)
         if self.momentum is not None and self.optimizer not in _HAS_MOMENTUM:
             raise BadArgument(
                 f"momentum={self.momentum!r} means nothing to optimizer={self.optimizer!r}; leave it out, or use sgd"
