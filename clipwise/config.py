@@ -172,18 +172,41 @@ class TrainConfig(BaseModel):
         batch = self.batch or recipe.expected_batch_size
         if batch > records:
             raise BadArgument(f"batch={batch!r} is above the number of records, {records}; give {records} or less")
-        from clipwise.clipping import method_options  # imports torch
+        from clipwise.clipping import METHODS, method_options  # imports torch
+        from clipwise.losses import make_loss
+        from clipwise.models import get_architecture, weights_source
+        from clipwise.train import rate_setting_method
 
         options = {option["name"]: option["default"] for option in method_options(self.method)}
         options = {name: value for name, value in options.items() if value is not None} | self.method_options
         sgd = self.optimizer == "sgd"
+        refuse_double_rate(make_lr_schedule(self.lr_schedule), method=rate_setting_method(self.method), optimizer=None)
+        architecture = get_architecture(self.model or recipe.model)
+        loss = make_loss(self.loss or architecture.loss)
+        if loss.wants_classes == architecture.reconstructs:
+            raise BadArgument(
+                f"loss={str(loss)!r} does not go with model={architecture.name!r}, which gives "
+                f"{'its input back: leave loss out' if architecture.reconstructs else 'classes: use cross-entropy or focal'}"
+            )
+        if architecture.reconstructs and METHODS[self.method].needs_groups:
+            raise BadArgument(
+                f"method={self.method!r} balances the classes of the records, and model={architecture.name!r} looks at none; "
+                "choose another of the two"
+            )
+        loss.check_classes(dataset.classes)
+        words = dataset.kind == "text" and not architecture.weights.encoder
+        if self.vocabulary and architecture.weights.encoder:
+            raise BadArgument(
+                f"vocabulary={self.vocabulary!r}: model={architecture.name!r} brings its own tokeniser; leave it out"
+            )
         return self.model_copy(
             update={
                 "data": str(Path(self.data).resolve()) if is_file(self.data) else self.data,
-                "vocabulary": in_full(self.vocabulary, dataset.vocabulary_size or 0)
-                if dataset.kind == "text"
-                else None,
-                "model": self.model or recipe.model,
+                "vocabulary": in_full(self.vocabulary, dataset.vocabulary_size or 0) if words else None,
+                "model": architecture.name,
+                "pretrained": weights_source(architecture.name, self.pretrained),
+                "freeze": self.freeze or architecture.default_freeze,
+                "loss": str(loss),
                 "method_options": options,
                 "epsilon": 3.0 if self.epsilon is None and self.noise_multiplier is None else self.epsilon,
                 "delta": delta,

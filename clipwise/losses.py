@@ -59,7 +59,9 @@ class Loss:
 
     def check_classes(self, classes: int) -> None:
         if len(self.weights) > 1 and len(self.weights) != classes:
-            raise BadArgument(f"loss={str(self)!r} has {len(self.weights)} weights for {classes} classes; give {classes}")
+            raise BadArgument(
+                f"loss={str(self)!r} has {len(self.weights)} weights for {classes} classes; give {classes}"
+            )
 
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:
         return self.each(output, target).mean()

@@ -59,9 +59,7 @@ _KINDS: dict[str, _Kind] = {
         lambda lr, epochs, per_epoch: {"milestones": sorted({max(1, epochs // 2), max(1, 3 * epochs // 4)})},  # noqa: ARG005
     ),
     "constant": _Kind("ConstantLR", "epoch", {"factor": _NUMBER, "total_iters": _WHOLE}),
-    "linear": _Kind(
-        "LinearLR", "epoch", {"start_factor": _NUMBER, "end_factor": _NUMBER, "total_iters": _WHOLE}
-    ),
+    "linear": _Kind("LinearLR", "epoch", {"start_factor": _NUMBER, "end_factor": _NUMBER, "total_iters": _WHOLE}),
     "exponential": _Kind("ExponentialLR", "epoch", {"gamma": _NUMBER}, lambda *_: {"gamma": 0.95}),
     "polynomial": _Kind(
         "PolynomialLR",
@@ -221,8 +219,10 @@ def _check(argument: str, key: str, value: Any) -> None:
         validate.count(f"{argument}: {key}", value)
     elif isinstance(value, float):
         (validate.positive if key in _POSITIVE else validate.non_negative)(f"{argument}: {key}", value)
-        if key in _AT_MOST_ONE and value > 1 or key == "factor" and "plateau" in argument and value == 1:
-            raise BadArgument(f"{argument}: {key}={value!r} is too large; give a number of at most 1 (plateau: below 1)")
+        if (key in _AT_MOST_ONE and value > 1) or (key == "factor" and "plateau" in argument and value == 1):
+            raise BadArgument(
+                f"{argument}: {key}={value!r} is too large; give a number of at most 1 (plateau: below 1)"
+            )
 
 
 def _written(value: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -99,6 +100,28 @@ def build_model(
     return model
 
 
+def parameters_on(name: str, dataset: DataSet | Source) -> int | None:
+    """How many parameters the model has on a data set's records; None where it does not fit, or where the weights or the
+    package that it needs are not here. Nothing is allocated."""
+    architecture = get_architecture(name)
+    records = records_of(dataset)
+    try:
+        source = weights_source(name, None)
+        config = None if source is None else architecture.weights.config(pretrained.locate(source))
+        if architecture.weights.encoder and records.kind == "text":
+            encoder = _encoder_of(name)
+            records = records._replace(vocabulary_size=None if encoder is None else encoder.size)
+        with torch.random.fork_rng(devices=()), torch.device("meta"):
+            return parameter_count(architecture.build(records, config))
+    except BadArgument:
+        return None
+
+
+@cache
+def _encoder_of(name: str) -> Encoder | None:
+    return text_encoder(name, None)
+
+
 def parameter_count(model: nn.Module, *, trained: bool = False) -> int:
     """Of all parameters, or of those that are trained."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad or not trained)
@@ -111,6 +134,7 @@ __all__ = [
     "build_model",
     "get_architecture",
     "parameter_count",
+    "parameters_on",
     "records_of",
     "text_encoder",
     "weights_source",

@@ -110,7 +110,9 @@ def _config(path: Path) -> dict[str, Any]:
     folder = _folder(path)
     config = _read_json(folder / "config.json")
     if config.get("model_type") != "bert":
-        raise BadArgument(f"{folder / 'config.json'}: model_type={config.get('model_type')!r} is not known; give a bert")
+        raise BadArgument(
+            f"{folder / 'config.json'}: model_type={config.get('model_type')!r} is not known; give a bert"
+        )
     pooling = folder / "1_Pooling" / "config.json"
     mean = pooling.is_file() and bool(_read_json(pooling).get("pooling_mode_mean_tokens"))
     return {"bert": config, "mean": mean, "separator": _tokeniser(folder).token_to_id("[SEP]")}

@@ -19,7 +19,12 @@ LEAST = 8  # pixels
 def _build(records: Records, _: Any) -> nn.Module:
     refuse_small("cnn-16-32", records, LEAST)
     features = nn.Sequential(
-        *(nn.Conv2d(records.shape[0], 16, 3, padding=1), nn.InstanceNorm2d(16, affine=True), nn.SELU(), nn.MaxPool2d(2)),
+        *(
+            nn.Conv2d(records.shape[0], 16, 3, padding=1),
+            nn.InstanceNorm2d(16, affine=True),
+            nn.SELU(),
+            nn.MaxPool2d(2),
+        ),
         *(nn.Conv2d(16, 32, 3, padding=1), nn.InstanceNorm2d(32, affine=True), nn.SELU(), nn.MaxPool2d(2)),
     )
     return nn.Sequential(*features, nn.Flatten(), nn.Linear(flat_width(features, records.shape), records.classes))

@@ -54,7 +54,9 @@ def freeze(model: nn.Module, architecture: Architecture, rule: str) -> None:
     for prefix in prefixes:
         # A rule of ours may name a part that this model lacks (a pooler); a user's own name must be there.
         if rule.startswith("but:") and not any(name.startswith(prefix) for name in names):
-            raise BadArgument(f"freeze={rule!r}: no parameter's name begins with {prefix!r}; they are like {names[0]!r}")
+            raise BadArgument(
+                f"freeze={rule!r}: no parameter's name begins with {prefix!r}; they are like {names[0]!r}"
+            )
     for name, p in model.named_parameters():
         p.requires_grad_(name.startswith(prefixes))
     if not any(p.requires_grad for p in model.parameters()):

@@ -57,7 +57,9 @@ class Attention(nn.Module):
 class Downsample(nn.Module):
     def __init__(self, before: int, width: int, stride: int, conv: Callable[..., nn.Module]):
         super().__init__()
-        self.pool: nn.Module = nn.AvgPool2d(2, 2, ceil_mode=True, count_include_pad=False) if stride > 1 else nn.Identity()
+        self.pool: nn.Module = (
+            nn.AvgPool2d(2, 2, ceil_mode=True, count_include_pad=False) if stride > 1 else nn.Identity()
+        )
         self.conv = conv(before, width, 1)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -80,8 +80,12 @@ def load_into(model: nn.Module, state: Mapping[str, Tensor], head: tuple[str, ..
         if given is not None and given.numel() == value.numel() and (given.shape == value.shape or value.numel() == 1):
             taken[name] = given.reshape(value.shape)
         elif not name.startswith(head or ("\0",)):
-            what = "are missing there" if given is None else f"have shape {tuple(given.shape)}, not {tuple(value.shape)}"
-            raise BadArgument(f"pretrained={source!r} does not fit the model: the weights of {name!r} {what}; give others")
+            what = (
+                "are missing there" if given is None else f"have shape {tuple(given.shape)}, not {tuple(value.shape)}"
+            )
+            raise BadArgument(
+                f"pretrained={source!r} does not fit the model: the weights of {name!r} {what}; give others"
+            )
     unknown = [name for name in state if name not in own]
     if unknown:
         raise BadArgument(
