@@ -42,7 +42,7 @@ class _Kind:
     torch_name: str
     by: str  # what it is stepped by
     options: Mapping[str, Callable[[str, str, str], Any]]
-    defaults: Callable[[float, int, int], dict[str, Any]] = field(default=lambda lr, epochs, per_epoch: {})
+    defaults: Callable[[float, int, int], dict[str, Any]] = field(default=lambda *_: {})
 
 
 def _milestones(argument: str, key: str, word: str) -> list[int]:

@@ -22,8 +22,8 @@ class Autoencoder(nn.Module):
     def __init__(self, shape: tuple[int, ...]):
         super().__init__()
         channels, height, width = shape
-        self.size, self.half = (height, width), ((height + 1) // 2, (width + 1) // 2)
-        self.quarter = tuple((n + 1) // 2 for n in self.half)
+        self.size, self.middle = (height, width), ((height + 1) // 2, (width + 1) // 2)
+        self.quarter = tuple((n + 1) // 2 for n in self.middle)
         self.down = nn.Sequential(
             *(nn.Conv2d(channels, 16, 3, 2, 1), nn.Tanh(), nn.Conv2d(16, 32, 3, 2, 1), nn.Tanh(), nn.Flatten())
         )
@@ -36,7 +36,7 @@ class Autoencoder(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         code = self.code(self.down(x))
         out = self.open(code).tanh().unflatten(1, (16, *self.quarter))
-        out = self.up1(F.interpolate(out, self.half)).tanh()
+        out = self.up1(F.interpolate(out, self.middle)).tanh()
         return self.up2(F.interpolate(out, self.size))
 
 

@@ -128,20 +128,19 @@ class NFNet(FeaturesAndHead):
             stages.append(nn.Sequential(*blocks))
         self.stages = nn.Sequential(*stages)
         self.final_conv = conv(before, plan.top, 1) if plan.top else nn.Identity()
-        self.head = nn.Module()
-        self.head.fc = nn.Linear(plan.top or before, classes)
+        self.head = nn.ModuleDict({"fc": nn.Linear(plan.top or before, classes)})
         for name, module in self.named_modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.normal_(module.weight, std=module.weight[0].numel() ** -0.5)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
             elif name == "head.fc":
-                nn.init.normal_(module.weight, std=0.01)  # type: ignore[arg-type]
-                nn.init.zeros_(module.bias)  # type: ignore[arg-type]
+                nn.init.normal_(module.weight, std=0.01)
+                nn.init.zeros_(module.bias)
 
     @property
     def last_layer(self) -> nn.Module:
-        return self.head.fc
+        return self.head["fc"]
 
     def features(self, x: Tensor) -> Tensor:
         return self.act(self.final_conv(self.stages(self.stem(x)))).mean((2, 3))

@@ -52,13 +52,14 @@ def weights_file(path: Path) -> Path:
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Name -> tensor, from the file of weights at the path."""
     file = weights_file(path)
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
     try:
         if file.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
             return load_file(file)
         state = torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError, *_safetensors_errors()) as error:
+    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
         raise BadArgument(
             f"pretrained={str(file)!r} cannot be read as weights ({str(error).splitlines()[0]}); give a file that "
             "torch.save or safetensors made of a state_dict"
@@ -104,9 +105,3 @@ def note(source: str) -> str:
         f"training began from the weights in {file.name} (sha256 {digest}), which are taken as public: the guarantee holds "
         "only if the protected records were not among those that these weights were trained on"
     )
-
-
-def _safetensors_errors() -> tuple[type[Exception], ...]:
-    from safetensors import SafetensorError
-
-    return (SafetensorError,)
