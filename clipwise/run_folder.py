@@ -7,6 +7,7 @@
     model.safetensors  the trained weights
     statement.md       the privacy statement, one page
     result.json        what `clipwise train --json` printed, or how the run failed
+    report.html        what `clipwise report` drew of all that, with report/*.png; it can be drawn anew at any time
 
 A folder is never written twice, and each file appears whole or not at all.
 """

@@ -29,7 +29,15 @@ KEYS = {
     *("method", "data", "model", "epsilon", "delta", "accountant", "noise_multiplier"),
     *("sample_rate", "steps", "accuracy", "run_dir"),
 }
-FILES = {"config.toml", "metrics.jsonl", "ledger.jsonl", "model.safetensors", "statement.md", "result.json"}
+FILES = {
+    "config.toml",
+    "metrics.jsonl",
+    "path.jsonl",
+    "ledger.jsonl",
+    "model.safetensors",
+    "statement.md",
+    "result.json",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -147,8 +155,29 @@ def test_methods():
     assert fixed == answer("methods", "fixed")
     (option,) = fixed["options"]
     assert (option["name"], option["type"], option["default"]) == ("threshold", "float", 1.0)
-    assert "fixed" in run("methods").stdout
-    assert "threshold" in run("methods", "fixed").stdout
+    for part in ("fixed", "Abadi", "sound"):
+        assert part in run("methods").stdout
+    for part in ("threshold", "weight x norm <= C", "Abadi et al., Deep"):
+        assert part in run("methods", "fixed").stdout
+
+
+def test_side_queries_of_methods_with_their_shares():
+    """methods.md, section V: the split (sigma, sigma_H) = (1, 5) leaves the gradient 1.0206207."""
+    dc, oso = answer("methods", "dc-sgd-e"), answer("methods", "oso")
+    (histogram,) = dc["side_queries"]
+    assert histogram == {"name": "histogram", "width": 20, "l2_bound": 1.0, "noise_multiplier": 5.0, "share": 0.04}
+    assert dc["gradient_noise"] == pytest.approx(1.0206207, abs=1e-7)
+    assert dc["tune"] == ["lr"]  # the user's own rate is left; oso starts from an option of that name
+    assert oso["tune"] == ["threshold", "lr"]
+    assert "l2 bound 1, noise multiplier 5, 4.00% of the budget" in run("methods", "dc-sgd-e").stdout
+
+
+def test_an_unsound_method_is_said_to_be():
+    described = answer("methods", "auto-dp")
+    assert (described["sound"], described["gradient_noise"]) == (False, None)
+    assert described["side_queries"][0]["l2_bound"] is None  # unbounded
+    assert described["guarantee"] in run("methods", "auto-dp").stdout
+    assert "GUARANTEE:" in run("methods").stdout  # the sound ones say only "sound"
 
 
 def test_data_and_models(monkeypatch):

@@ -106,6 +106,8 @@ def test_adult_by_hand():
     assert (row["capital-loss"], row["hours-per-week"]) == (0, pytest.approx(0.4))
     x = dataset.train.tensors[0]
     assert (float(x.min()), float(x.max())) == (0, 1)
+    loss = x[:, dataset.feature_names.index("capital-loss")]
+    assert float(loss.max()) == pytest.approx(np.log(4357) / np.log(5001))  # the largest is 4356
     assert set(x[:, 5:].sum(1).tolist()) == {8.0}  # one of each of the eight columns
     sex, race = dataset.groups["sex"], dataset.groups["race"]
     assert (sex.names, race.names[0]) == (("Female", "Male"), "White")
@@ -132,10 +134,12 @@ def test_texts_as_token_numbers():
 
 @needs_data
 def test_a_subset_says_so():
+    notes = {name: DATASETS[name].find().edition.note for name in ("ag_news", "qnli")}
     if "ag_news/train_subset.csv.gz" in DATASETS["ag_news"].find().edition.files:
-        assert any("47,182 of the 120,000" in note for note in load("ag_news").notes)
+        assert "47,182 of the 120,000" in notes["ag_news"]
     if "qnli/dev.tsv.gz" in DATASETS["qnli"].find().edition.files:
-        assert any("not a GLUE score" in note for note in load("qnli").notes)
+        assert "not a GLUE score" in notes["qnli"]
+        assert f"qnli: {notes['qnli']}" in load("qnli").notes
 
 
 @pytest.mark.parametrize("name", DATASETS)
@@ -244,3 +248,12 @@ def test_a_vocabulary_is_for_words(name):
 
 def test_the_registry_needs_no_torch():
     assert "torch" not in vars(source)
+
+
+def test_the_page_has_the_tables_of_the_registry():
+    docs = Path(__file__).parent.parent / "docs"
+    names: dict = {"__name__": "data_table"}
+    exec((docs / "data_table.py").read_text(), names)
+    page = (docs / "data.md").read_text()
+    for table in names["tables"]().split("\n\n"):
+        assert table.strip() in page

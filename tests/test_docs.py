@@ -1,12 +1,13 @@
 """Every Python block of README and docs that stands alone runs; every link inside the repository leads somewhere."""
 
+import importlib.util
 import re
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks(page):
@@ -63,3 +64,14 @@ def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         if not target.startswith("http"):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_pages_of_the_methods_are_up_to_date():
+    """Options, side queries, guarantees and pictures as the code has them now; every method has a page."""
+    spec = importlib.util.spec_from_file_location("make_methods", ROOT / "docs" / "make_methods.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for name, content in module.files().items():
+        page = ROOT / "docs" / "methods" / name
+        current = page.read_text() if page.exists() else ""
+        assert current == content, f"{page} is out of date: run python docs/make_methods.py"

@@ -33,10 +33,10 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy import fft
-from scipy.special import log_ndtr
 
 from clipwise.accounting.dots import Dots, connect_the_dots
 from clipwise.accounting.events import StepEvent, merge
+from clipwise.accounting.gdp import gaussian_epsilon
 from clipwise.accounting.joint import joint_noise_multiplier
 from clipwise.accounting.tilt import Losses
 
@@ -66,7 +66,7 @@ def _evaluate(events: tuple[StepEvent, ...], delta: float) -> float:
         return 0.0
     events = _collapse_unsampled(events)
     if all(event.sample_rate == 1 for event in events):
-        return _gaussian_epsilon(events[0].noise_multiplier, delta)
+        return gaussian_epsilon(events[0].noise_multiplier, delta)
     events = _round_levels(events)
     with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):
         value = _one_direction(events, delta, removal=True)
@@ -75,28 +75,6 @@ def _evaluate(events: tuple[StepEvent, ...], delta: float) -> float:
             event.count * -math.log1p(-event.sample_rate) if event.sample_rate < 1 else math.inf for event in events
         )
         return value if most <= value else max(value, _one_direction(events, delta, removal=False))
-
-
-def _gaussian_epsilon(noise: float, delta: float) -> float:
-    """Epsilon of one Gaussian release of sensitivity 1, exactly, rounded up."""
-
-    def fits(epsilon: float) -> bool:
-        near, far = log_ndtr(0.5 / noise - epsilon * noise), log_ndtr(-0.5 / noise - epsilon * noise)
-        # near and exp(epsilon) far cancel: compare in logs, and give rounding away.
-        slack = 1e-13 * (1 + abs(near) + abs(epsilon))
-        return math.exp(near) * -math.expm1(min(epsilon + far - near, 0.0) - slack) <= delta
-
-    if fits(0.0):
-        return 0.0
-    high = 1.0
-    while not fits(high):
-        high *= 2
-        if math.isinf(high):
-            return math.inf
-    low = high / 2 if high > 1 else 0.0
-    while high - low > 1e-13 * high and low < (middle := (low + high) / 2) < high:
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    return high
 
 
 class _Composed(NamedTuple):

@@ -100,6 +100,23 @@ def compare(
     return comparison
 
 
+def compare_clipping(models: Sequence[str], names: Sequence[str], rounds: int, progress: Progress) -> Comparison:
+    """One row for each model and clipping method: its step over that of `fixed`."""
+    comparison = Comparison(versions=_versions(()), machine=_machine())
+    for i, model in enumerate(models):
+        spec = {"task": "clipping", "model": model, "names": list(names), "rounds": rounds}
+
+        def show(part: float, i: int = i, model: str = model) -> None:
+            progress(model, (i + part) / len(models))
+
+        figures = _work(spec, worker.TIMING_MALLOC, show)
+        for name, figure in figures.items():
+            met = _met(figure.get("time_ratio"), figure["target"])
+            comparison.rows.append({"model": model, "clipping": name, **figure, "met": met})
+    progress("done", 1.0)
+    return comparison
+
+
 def _timed(
     workload: Workload, methods: Sequence[str], effort: Effort, progress: Callable[[float], None]
 ) -> dict[str, dict[str, Any]]:

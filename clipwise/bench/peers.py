@@ -66,7 +66,7 @@ class Clipwise(Peer):
     fixed and the code is that of any other run.
     """
 
-    def __init__(self, workload: Workload):
+    def __init__(self, workload: Workload, **options: Any):
         from clipwise import attach
 
         super().__init__(workload)
@@ -83,9 +83,9 @@ class Clipwise(Peer):
             self.optimizer,
             loader,
             noise_multiplier=NOISE_MULTIPLIER,
-            threshold=THRESHOLD,
             epochs=1_000_000,  # so that the ledger reserves steps in blocks, as in any planned run
             ledger=Path(self._folder.name, "ledger.jsonl"),
+            **(options or {"threshold": THRESHOLD}),
         )
         self._batches = self._forever()
 

@@ -82,6 +82,33 @@ def sections(comparison: Comparison) -> list[Section]:
     ]
 
 
+def clipping_sections(comparison: Comparison) -> list[Section]:
+    """One table: a line a clipping method, two columns a model."""
+    models = list(dict.fromkeys(row["model"] for row in comparison.rows))
+    rows: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for row in comparison.rows:
+        rows.setdefault(row["clipping"], {})[row["model"]] = row
+    cells = []
+    for name, of in rows.items():
+        figures = [(_figure(of[m], "time_ratio"), _target(of[m]["target"], of[m]["met"])) for m in models]
+        cells.append([name, *(cell for pair in figures for cell in pair)])
+    columns = ["method", *(head for model in models for head in (model, "target"))]
+    return [Section("step time / step time of `fixed`", columns, cells)]
+
+
+def clipping_markdown(comparison: Comparison, command: str) -> str:
+    return "\n".join(
+        [
+            "# What each clipping method adds to a private step\n",
+            _made_by(comparison, command),
+            "Each figure is the median over the rounds of the method's step over the step of `fixed` *in the same "
+            "round*; all run through `clipwise.attach`, on the same model, batch and kernels, with AES noise and the "
+            "ledger on disk.\n",
+            *(_table(section) for section in clipping_sections(comparison)),
+        ]
+    )
+
+
 def notes(comparison: Comparison) -> list[str]:
     """What a method had to say of a model, each once."""
     ours = [row for row in comparison.rows if row["method"] == OURS]
@@ -92,23 +119,24 @@ def notes(comparison: Comparison) -> list[str]:
 
 
 def markdown(comparison: Comparison, command: str) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in comparison.versions.items())
-    machine = comparison.machine
-    where = f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads, {machine['system']}"
-    parts = [
-        "# What a private step costs\n",
-        f"Made by `{command}` on {date.today().isoformat()}. {versions}; {where}.\n",
-        _HOW,
-    ]
-    for section in sections(comparison):
-        lines = [section.columns, ["---"] * len(section.columns), *section.cells]
-        parts.append(f"## {section.title[0].upper()}{section.title[1:]}\n")
-        parts.append(
-            "\n".join("| " + " | ".join(cell.replace("|", "/") for cell in line) + " |" for line in lines) + "\n"
-        )
+    parts = ["# What a private step costs\n", _made_by(comparison, command), _HOW]
+    parts += [_table(section) for section in sections(comparison)]
     if said := notes(comparison):
         parts.append("## Notes\n\n" + "\n".join(f"- {note}" for note in said) + "\n")
     return "\n".join(parts)
+
+
+def _made_by(comparison: Comparison, command: str) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in comparison.versions.items())
+    machine = comparison.machine
+    where = f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads, {machine['system']}"
+    return f"Made by `{command}` on {date.today().isoformat()}. {versions}; {where}.\n"
+
+
+def _table(section: Section) -> str:
+    lines = [section.columns, ["---"] * len(section.columns), *section.cells]
+    rows = ["| " + " | ".join(cell.replace("|", "/") for cell in line) + " |" for line in lines]
+    return f"## {section.title[0].upper()}{section.title[1:]}\n\n" + "\n".join(rows) + "\n"
 
 
 def _figure(row: Mapping[str, Any], key: str, places: int = 2) -> str:

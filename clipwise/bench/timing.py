@@ -37,11 +37,11 @@ class Times:
     failed: dict[str, str] = field(default_factory=dict)
     others: float | None = None  # share of the processors that other processes took meanwhile
 
-    def summary(self, name: str) -> dict[str, Any]:
+    def summary(self, name: str, base: str = BASE) -> dict[str, Any]:
         if name in self.failed:
             return {"failed": self.failed[name]}
-        own, base = self.rounds[name], self.rounds[BASE]
-        ratios = [a / b for a, b in zip(own, base, strict=True)]
+        own = self.rounds[name]
+        ratios = [a / b for a, b in zip(own, self.rounds[base], strict=True)]
         low, middle, high = quartiles(ratios)
         return {
             "time_ms": 1e3 * statistics.median(own),

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from clipwise.bench import memory, timing
+from clipwise.bench.clipping import time_clipping
 from clipwise.bench.peers import METHODS, Peer
 from clipwise.bench.workloads import WORKLOADS
 
@@ -73,7 +74,9 @@ def main() -> None:
 
     warnings.simplefilter("ignore")
     task = spec.pop("task")
-    if task == "time":
+    if task == "clipping":
+        say(result=time_clipping(**spec, progress=lambda done, total: say(done=done, total=total)))
+    elif task == "time":
         say(result=time_methods(**spec, progress=lambda done, total: say(done=done, total=total)))
     else:
         say(result=measure_memory(**spec))

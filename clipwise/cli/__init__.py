@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from clipwise import __version__
-from clipwise.cli import account, bench, calibrate, data, methods, models, output, train
+from clipwise.cli import account, bench, calibrate, claims, data, methods, models, output, report, study, train
 from clipwise.types import BadArgument, ClipwiseError
 
 # Old typer builds on click, new typer carries a copy of it: this is the parser's error class in both.
@@ -72,11 +72,14 @@ def _clipwise(
 
 for command in (
     train.train,
+    report.report,
     account.account,
     calibrate.calibrate,
     bench.bench,
+    claims.claims,
     methods.methods,
     models.models,
+    study.study,
 ):
     app.command()(command)
 app.add_typer(data.app, name="data")

@@ -43,8 +43,8 @@ def print_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """A table on stdout; folded rather than cut, so that nothing is lost in a narrow terminal or a pipe."""
     table = Table(title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    for place, column in enumerate(columns):
+        table.add_column(column, overflow="fold", no_wrap=place == 0)  # the first names the row: never broken
     for row in rows:
         table.add_row(*(str(cell) for cell in row))
     Console().print(table, markup=False)

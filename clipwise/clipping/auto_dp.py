@@ -34,6 +34,9 @@ class AutoDp(Method):
     name = "auto-dp"
     summary = "scales every gradient by W and the noise by the batch's mean norm, as published"
     reference = "Auto DP-SGD: Dual Improvements of Privacy and Accuracy via Automatic Clipping Threshold and Noise Multiplier Estimation"
+    adapts = "the noise"
+    tune = ("scale",)
+    guarantee = "nothing bounds what one record adds, and the noise follows the batch's own norms, unprotected"
     sound = False
     alternative = "auto-dp-sound"
 

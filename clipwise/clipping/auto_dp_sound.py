@@ -26,6 +26,8 @@ class AutoDpSound(Method):
     name = "auto-dp-sound"
     summary = "the threshold follows the mean gradient norm, released with noise"
     reference = "after Auto DP-SGD, with a bounded and paid-for release of the mean norm"
+    adapts = "the threshold"
+    guarantee = "weight x norm <= W s; one record moves the released mean norm by at most 1"
 
     threshold: float = option(1.0, "s, where it starts")
     scale: float = option(1.0, "W, the scale factor of the paper; it folds into the learning rate")

@@ -27,6 +27,9 @@ class AutoS(Fixed):
     reference = (
         "Bu et al., Automatic Clipping: Differentially Private Deep Learning Made Easier and Stronger, NeurIPS 2023"
     )
+    adapts = "nothing"
+    tune = ()
+    guarantee = "weight x norm < C for every norm"
 
     threshold: float = option(1.0, "the length that gradients are scaled to; it only rescales the learning rate")
     gamma: float = option(0.01, "added to the norm: gradients much shorter than this are not blown up")
@@ -44,6 +47,9 @@ class AutoV(Fixed):
     name = "auto-v"
     summary = "normalises every gradient to exactly the threshold"
     reference = AutoS.reference
+    adapts = "nothing"
+    tune = ()
+    guarantee = "weight x norm <= C for every norm"
 
     threshold: float = option(1.0, "the length that gradients are scaled to; it only rescales the learning rate")
 
@@ -60,3 +66,4 @@ class Nsgd(AutoS):
     reference = (
         "Yang et al., Normalized/Clipped SGD with Perturbation for Differentially Private Non-Convex Optimization, 2022"
     )
+    adapts, tune, guarantee = AutoS.adapts, AutoS.tune, AutoS.guarantee

@@ -55,6 +55,9 @@ class Method:
     name: ClassVar[str]
     summary: ClassVar[str]
     reference: ClassVar[str]
+    adapts: ClassVar[str] = ""  # what changes during the run
+    tune: ClassVar[tuple[str, ...]] = ()  # options that good results may hang on
+    guarantee: ClassVar[str] = ""  # why it is sound, or why not
     sound: ClassVar[bool] = True
     alternative: ClassVar[str | None] = None  # what to use instead of a method that is not sound
     needs_groups: ClassVar[bool] = (

@@ -26,7 +26,9 @@ ROUNDS = 30
 class DcSgdE(HistogramMethod):
     name = "dc-sgd-e"
     summary = "the threshold minimises the expected squared error of noise and clipping, from a private histogram"
-    reference = "DC-SGD: Differentially Private SGD with Dynamic Clipping through Gradient Norm Distribution Estimation"
+    reference = "Wei et al., DC-SGD: Differentially Private SGD with Dynamic Clipping through Gradient Norm Distribution Estimation, 2025"
+    adapts = "the threshold"
+    guarantee = "weight x norm <= C; one record moves the released histogram by at most 1"
 
     def init(self, context: Context) -> HistogramState:  # noqa: ARG002
         return HistogramState(float(self.threshold), float(self.bins) * float(self.threshold))

@@ -20,7 +20,10 @@ from clipwise.types import Released
 class DcSgdP(HistogramMethod):
     name = "dc-sgd-p"
     summary = "the threshold is a percentile of the gradient norms, from a private histogram"
-    reference = "DC-SGD: Differentially Private SGD with Dynamic Clipping through Gradient Norm Distribution Estimation"
+    reference = "Wei et al., DC-SGD: Differentially Private SGD with Dynamic Clipping through Gradient Norm Distribution Estimation, 2025"
+    adapts = "the threshold"
+    tune = ("percentile",)
+    guarantee = "weight x norm <= C; one record moves the released histogram by at most 1"
 
     percentile: float = option(0.5, "p, the share of gradients below the threshold")
 

@@ -31,6 +31,9 @@ class DpsgdF(Method):
     name = "dpsgd-f"
     summary = "a threshold for each group, from released counts; needs group labels"
     reference = "Xu et al., Removing Disparate Impact of Differentially Private SGD, KDD 2021"
+    adapts = "a threshold for each group"
+    tune = ("threshold",)
+    guarantee = "weight x norm <= the largest C of all groups; one record moves the released counts by at most 1"
     needs_groups = True
 
     threshold: float = option(1.0, "C0, the base threshold")

@@ -26,6 +26,9 @@ class Dynamic(Method):
     name = "dynamic"
     summary = "threshold and noise fall by a public rule, step by step"
     reference = "Du et al., Dynamic Differential-Privacy Preserving SGD, 2021"
+    adapts = "the threshold and the noise, by a public schedule"
+    tune = ("threshold", "threshold_decay", "noise_decay")
+    guarantee = "weight x norm <= C_t; threshold and noise depend on no data"
 
     threshold: float = option(1.5, "C_0, where the threshold starts")
     threshold_decay: float = option(0.3, "r_C: the threshold ends at r_C C_0")

@@ -7,7 +7,7 @@ Guarantee: weight * norm <= C. Reference: Abadi et al., "Deep Learning with Diff
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +26,9 @@ class Fixed(Method):
     name = "fixed"
     summary = "one threshold for the whole run, chosen by hand"
     reference = "Abadi et al., Deep Learning with Differential Privacy, CCS 2016"
+    adapts = "nothing"
+    tune: ClassVar[tuple[str, ...]] = ("threshold",)
+    guarantee = "weight x norm <= C, which is chosen in advance"
 
     threshold: float = option(1.0, "the largest l2 norm a single example's gradient may contribute")
 

@@ -27,7 +27,10 @@ SMALLEST = 1e-12  # z_e is not taken below this
 class GlobalAdaptV2(Method):
     name = "global-adapt-v2"
     summary = "global scaling up to a bound that decays stepwise, normalisation above it"
-    reference = "DP-SGD-Global-Adapt-V2-S: Triad Improvements of Privacy, Accuracy and Fairness via Step Decay"
+    reference = "Chilukoti et al., DP-SGD-Global-Adapt-V2-S: Triad Improvements of Privacy, Accuracy and Fairness via Step Decay, 2025"
+    adapts = "the upper bound z, by a public schedule"
+    tune = ("upper", "decay", "every")
+    guarantee = "weight x norm <= c0 for any z, and z depends on no data"
 
     threshold: float = option(1.0, "c0, the largest contribution of one example")
     upper: float = option(3.0, "z_0, up to which gradients are scaled alike at the start")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +30,9 @@ class Global(Method):
     name = "global"
     summary = "one scale for all gradients up to Z; longer ones are dropped"
     reference = "Bu et al., On the Convergence and Calibration of Deep Learning with Differential Privacy, TMLR 2023"
+    adapts = "nothing"
+    tune: ClassVar[tuple[str, ...]] = ("upper",)
+    guarantee = "weight x norm <= C: a gradient longer than Z is dropped"
 
     threshold: float = option(1.0, "C, the largest contribution of one example")
     upper: float = option(
@@ -60,6 +63,9 @@ class GlobalAdapt(Global):
     name = "global-adapt"
     summary = "one scale for all gradients up to Z, which follows them; longer ones are clipped"
     reference = "Esipova et al., Disparate Impact in Differential Privacy from Gradient Misalignment, ICLR 2023"
+    adapts = "the upper bound Z"
+    tune = ("exceeding", "tau")
+    guarantee = "weight x norm <= C; one record moves the released count by at most 1"
 
     upper: float = option(50.0, "Z, where it starts")
     exceeding: float = option(0.1, "the share of gradients that may exceed tau Z before Z grows")

@@ -100,3 +100,16 @@ def test_unknown_method_and_option():
 def test_options_are_described():
     assert method_options("fixed")[0]["name"] == "threshold"
     assert method_options("fixed")[0]["help"]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_facts_are_filled(name):
+    """What `clipwise methods` and docs/methods/ print. Said by each class itself, since a parent's would be wrong."""
+    kind = METHODS[name]
+    for fact in ("name", "summary", "reference", "adapts", "guarantee"):
+        assert fact in vars(kind), fact
+        assert getattr(kind, fact), fact
+    assert "tune" in vars(kind) or kind.tune == ()
+    assert set(kind.tune) <= {option["name"] for option in method_options(name)}
+    assert all(option["help"] for option in method_options(name))
+    assert len(kind.guarantee) < 120

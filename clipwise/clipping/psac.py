@@ -22,6 +22,9 @@ class Psac(Fixed):
     name = "psac"
     summary = "normalises gradients, with a weight that does not grow for small ones"
     reference = "Xia et al., Differentially Private Learning with Per-Sample Adaptive Clipping, AAAI 2023"
+    adapts = "nothing"
+    tune = ("r",)
+    guarantee = "weight x norm < C for every norm"
 
     threshold: float = option(1.0, "the length that gradients are scaled to; it only rescales the learning rate")
     r: float = option(0.1, "where the weight turns over; 0.01 is used too")

@@ -24,6 +24,9 @@ class Quantile(Method):
     name = "quantile"
     summary = "the threshold follows a quantile of the gradient norms"
     reference = "Andrew et al., Differentially Private Learning with Adaptive Clipping, NeurIPS 2021"
+    adapts = "the threshold"
+    tune = ("target",)
+    guarantee = "weight x norm <= C; one record moves the released count by at most 1/2"
 
     threshold: float = option(0.1, "C, where it starts")
     target: float = option(0.5, "the share of gradients to leave whole")

@@ -57,7 +57,8 @@ def _from_zip(path: Path, wanted: Mapping[str, int]) -> dict[str, bytes]:
 def _from_tar(path: Path, wanted: Mapping[str, int]) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     most = sum(wanted.values()) + 64 * 1024 * 1024  # beside what is wanted, room for read-me files and headers
-    with tarfile.open(path, "r|gz") as archive:  # a stream: members come one by one, and are not kept
+    # A stream: members come one by one and are not kept; gzip.open unpacks it a little at a time, unlike tarfile's own.
+    with gzip.open(path) as unpacked, tarfile.open(fileobj=unpacked, mode="r|") as archive:
         passed = 0
         for count, member in enumerate(archive):
             passed += member.size

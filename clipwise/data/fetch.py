@@ -125,9 +125,8 @@ def _receive_from_any(
     for url in urls:
         try:
             resumed = _receive(url, handle, size, progress)
-            if (
-                resumed and _digest(handle) != sha256
-            ):  # the first bytes may have been another mirror's, or an old version's
+            # The first bytes may have been another mirror's, or of an old version: once more, from the start.
+            if resumed and _digest(handle) != sha256:
                 handle.truncate(0)
                 _receive(url, handle, size, progress)
             if (actual := _digest(handle)) == sha256:
@@ -185,10 +184,13 @@ def _receive_once(url: str, handle: BinaryIO, have: int, size: int, progress: Ca
     except urllib.error.URLError as error:
         raise _Unavailable(f"it cannot be reached ({error.reason})") from error
     with response:
-        starts = response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
-        if have and not (response.status == 206 and starts):
-            handle.truncate(0)
-            have = 0
+        if have:
+            goes_on = response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
+            if response.status != 206 or not goes_on:
+                handle.truncate(0)
+                have = 0
+            if response.status == 206 and not goes_on:
+                return 0  # bytes from somewhere else in the file: ask again, for all of it
         while have < size:
             # Nothing past the end is written: a server that never stops does not fill the disk.
             if not (chunk := _read(response, min(_CHUNK, size - have))):

@@ -127,9 +127,10 @@ class Characters:
 
 def in_full(vocabulary: str | None, size: int) -> str:
     """The user's words with nothing left to a default: `hashed:16384`, or a whole path with a size."""
-    name, _, number = (vocabulary or "hashed").rpartition(":")
+    vocabulary = "hashed" if vocabulary is None else vocabulary
+    name, _, number = vocabulary.rpartition(":")
     if not (name and number.isdecimal()):
-        name, number = vocabulary or "hashed", str(size)
+        name, number = vocabulary, str(size)
     return f"{name if name in _BY_NAME else Path(name).resolve()}:{number}"
 
 

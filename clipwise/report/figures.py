@@ -1,0 +1,183 @@
+"""What a chart shows, apart from how it is drawn: `svg.py` draws a figure for a page, `plots.py` the same one as PNG.
+
+A run's figures are made from the lines of its metrics, whatever numbers these hold: a new method or schedule needs
+nothing here. Numbers that are not finite are left out of a chart.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+
+class Point(NamedTuple):
+    x: float
+    y: float
+    low: float | None = None  # an interval around y
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Series:
+    label: str
+    points: tuple[Point, ...]
+    dashed: bool = False
+    marked: bool = True  # each point gets a mark, unless there are many
+
+
+class Target(NamedTuple):
+    """A level to compare with, drawn across the chart."""
+
+    label: str
+    y: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    name: str  # also the name of its file
+    title: str
+    x_label: str
+    y_label: str
+    series: tuple[Series, ...]
+    target: Target | None = None
+    from_zero: bool = False  # the y axis starts at 0
+    percent: bool = False
+    note: str = ""
+
+    @property
+    def log(self) -> bool:
+        """Values over several orders of magnitude are drawn on a log scale."""
+        ys = [p.y for s in self.series for p in s.points]
+        linear = self.from_zero or self.percent or not ys or min(ys) < 1e-300  # a log scale has no 0
+        return not linear and max(ys) / min(ys) > 50
+
+    def alt(self) -> str:
+        """The chart in a sentence, for those who do not see it."""
+        parts = []
+        for s in self.series:
+            first, last = s.points[0], s.points[-1]
+            if all(p.y == first.y for p in s.points):
+                parts.append(f"{s.label} is {short(first.y)} throughout")
+            else:
+                span = f"{self.x_label} {short(first.x)} to {short(last.x)}"
+                parts.append(f"{s.label} goes from {short(first.y)} to {short(last.y)} over {span}")
+        target = f"; {self.target.label} {short(self.target.y)}" if self.target else ""
+        return f"{self.title}: {'; '.join(parts)}{target}."
+
+
+# Numbers that belong in one chart, in the order of the page; all others follow, a chart each.
+_FIGURES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("Privacy spent", "epsilon", ("epsilon", "claimed_epsilon")),
+    ("Accuracy on test data", "accuracy", ("accuracy",)),
+    ("Clipping threshold C", "threshold", ("threshold", "thresholds")),
+    ("Upper bound Z", "upper bound", ("upper",)),
+    ("Noise multiplier (noise std / l2 bound)", "noise multiplier", ("noise_multiplier",)),
+    ("Learning rate", "learning rate", ("lr", "learning_rate")),
+)
+_LABELS = {"lr": "lr, of the last step", "learning_rate": "learning_rate, of the next step"}
+_POSITIONS = ("step", "epoch")
+
+
+def run_figures(
+    lines: Sequence[Mapping[str, Any]],
+    path: Sequence[Mapping[str, Any]] = (),
+    *,
+    target_epsilon: float | None = None,
+    test_size: int | None = None,
+) -> list[Figure]:
+    """A figure for every number that the lines hold, over steps; by the lines of `path`, a step each, for those that
+    these hold."""
+    every = [*lines, *path]
+    x_name = next((name for name in _POSITIONS if any(number(line.get(name)) is not None for line in every)), "line")
+    keys = list(dict.fromkeys(key for line in every for key in line if key not in _POSITIONS))
+    by_step = {key for line in path for key in line}
+    known = {key for _, _, group in _FIGURES for key in group}
+    others = [(key, key.replace("_", " ")) for key in keys if key not in known]
+    groups = [*_FIGURES, *((words[:1].upper() + words[1:], words, (key,)) for key, words in others)]
+    figures: list[Figure] = []
+    for title, y_label, group in groups:
+        series = [
+            s
+            for key in group
+            for s in _series(path if key in by_step else lines, x_name, key, test_size if key == "accuracy" else None)
+        ]
+        if not series:
+            continue
+        if len(series) > 1:
+            series = [Series(_LABELS.get(s.label, s.label), s.points) for s in series]
+        intervals = any(p.low is not None for s in series for p in s.points)
+        figures.append(
+            Figure(
+                name=_file_name(group[0], {figure.name for figure in figures}),
+                title=title,
+                x_label=x_name,
+                y_label=y_label,
+                series=tuple(series),
+                target=Target("target", target_epsilon) if group[0] == "epsilon" and target_epsilon else None,
+                from_zero=group[0] == "epsilon",
+                percent=group[0] == "accuracy",
+                note=f"band: 95 % interval (Wilson) for {test_size} test records" if intervals else "",
+            )
+        )
+    return figures
+
+
+def _series(lines: Sequence[Mapping[str, Any]], x_name: str, key: str, test_size: int | None) -> list[Series]:
+    """One series for a number, one an entry for a list of numbers (a threshold for each group)."""
+    found: dict[str, list[Point]] = {}
+    for place, line in enumerate(lines, start=1):
+        x = number(line.get(x_name)) if x_name != "line" else float(place)
+        value = line.get(key)
+        entries = enumerate(value) if isinstance(value, list) else [(None, value)]
+        for entry, item in entries:
+            y = number(item)
+            if x is not None and y is not None:
+                label = key if entry is None else f"{key} {entry}"
+                found.setdefault(label, []).append(Point(x, y, *(wilson(y, test_size) if test_size else ())))
+    return [Series(label, tuple(points)) for label, points in found.items()]
+
+
+def wilson(share: float, size: int, z: float = 1.959963984540054) -> tuple[float, float] | tuple[None, None]:
+    """The 95 % interval of a share of `size` independent trials (Wilson 1927); none for what is no share."""
+    if not 0 <= share <= 1:
+        return None, None
+    middle = (share + z * z / (2 * size)) / (1 + z * z / size)
+    half = z * math.sqrt(share * (1 - share) / size + z * z / (4 * size * size)) / (1 + z * z / size)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def number(value: Any) -> float | None:
+    """The value as a finite float, or None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        value = float(value)
+    except OverflowError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def short(value: float) -> str:
+    """Six significant digits, for people; tables hold the whole number."""
+    return f"{value:.6g}"
+
+
+def _file_name(key: str, taken: set[str]) -> str:
+    stem = re.sub(r"[^a-z0-9]+", "-", key.lower()).strip("-")[:40] or "value"
+    names = (stem, *(f"{stem}-{n}" for n in range(2, len(taken) + 3)))
+    return next(name for name in names if name not in taken)
+
+
+def thinned(points: Sequence[Point], most: int = 800) -> list[Point]:
+    """At most about `most` of the points, the highest and lowest of each stretch among them: a long run stays small."""
+    if len(points) <= most:
+        return list(points)
+    width = math.ceil(2 * len(points) / most)
+    kept: set[int] = {0, len(points) - 1}
+    for start in range(0, len(points), width):
+        stretch = range(start, min(start + width, len(points)))
+        kept |= {min(stretch, key=lambda i: points[i].y), max(stretch, key=lambda i: points[i].y)}
+    return [points[i] for i in sorted(kept)]

@@ -1,0 +1,132 @@
+"""The page of one run: its statement on top, then what it spent and learned over its steps, its options and files."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from clipwise.report import html
+from clipwise.report.figures import Figure, number, short
+from clipwise.report.run_record import RunRecord
+
+MOST_ROWS = 2000  # of the table; a longer run shows every n-th line, and says so
+
+
+def run_page(record: RunRecord, figures: list[Figure], *, beside: Path) -> str:
+    """The page, to stand in the folder `beside`; links to the run's files are relative to it."""
+    summary = record.summary()
+    title = f"{summary['method'] or 'unknown method'} on {_base(summary['data'])}"
+    body = [
+        f"<header><h1>Run report: {html.escape(title)}</h1>",
+        f'<p class="under">{html.escape(_under(record, summary))}</p></header>',
+        *map(html.warning, record.problems),
+        f'<div class="statement">{_statement(record, summary)}</div>',
+        html.tiles(_tiles(record, summary)),
+    ]
+    if figures:
+        hint = "" if "epsilon" in {f.name for f in figures} else "Epsilon is infinite throughout, and so has no chart. "
+        hint += "Values appear under the pointer; with the keyboard, focus a chart and use the arrow keys."
+        body.append(html.section("Over the run", html.text(hint), html.charts(figures)))
+    if record.lines:
+        body.append(html.section("Every number", html.details("The lines of metrics.jsonl", *_metrics(record))))
+    ends = [html.section("Files", html.links(_links(record, figures, beside)))]
+    if record.config:
+        options = html.table(["option", "value"], _options(record.config), caption="config.toml: what ran")
+        ends.insert(0, html.section("Options", options))
+    body.append(html.side_by_side(*ends))
+    return html.page(f"Clipwise: {title}", body)
+
+
+def _under(record: RunRecord, summary: Mapping[str, Any]) -> str:
+    parts = [f"model {summary['model']}" if summary["model"] else "", f"folder {record.path}"]
+    return " · ".join(part for part in parts if part)
+
+
+def _tiles(record: RunRecord, summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    tiles = [("epsilon", *_epsilon(record, summary))]
+    if summary["accuracy"] is not None:
+        interval, size = summary["accuracy_interval"], summary["test_size"]
+        more = (
+            f"95 % interval {interval[0]:.2%} to {interval[1]:.2%}, {size} test records" if interval else "on test data"
+        )
+        tiles.append(("accuracy", f"{summary['accuracy']:.2%}", more))
+    if summary["steps"] is not None:
+        tiles.append(("steps", f"{summary['steps']}", "" if record.finished else "charged so far"))
+    first, last = summary["noise_multiplier"], number(summary["last"].get("noise_multiplier"))
+    if first is not None:
+        moved = (
+            f"at the start; {short(last)} at the end" if last is not None and last != first else "noise std / l2 bound"
+        )
+        tiles.append(("noise multiplier", short(first), moved))
+    threshold = number(summary["last"].get("threshold"))
+    if threshold is not None:
+        tiles.append(("threshold", short(threshold), "at the end"))
+    return tiles
+
+
+def _epsilon(record: RunRecord, summary: Mapping[str, Any]) -> tuple[str, str]:
+    if summary["epsilon"] is None:
+        claimed = number(record.result.get("claimed_epsilon"))
+        if claimed is not None:
+            return "infinite", f"no valid guarantee; the paper's way of counting claims {short(claimed)}"
+        known = record.finished or (record.charged and record.charged[1] is not None)
+        return ("infinite", "no guarantee") if known else ("not known", "no result and no good ledger")
+    delta = "" if summary["delta"] is None else f"at delta {summary['delta']:g}"
+    more = delta if record.finished else f"{delta}, from the ledger"
+    # Rounded up, so that what is shown is never below what was computed.
+    return f"{math.ceil(summary['epsilon'] * 1e4) / 1e4:.4f}", more
+
+
+def _statement(record: RunRecord, summary: Mapping[str, Any]) -> str:
+    if record.statement is not None:
+        rendered = html.markdown(record.statement)
+        # The particulars fold away; no other table can stand there, since the parser lets no HTML through.
+        opened = '<details><summary>All particulars</summary><div class="scroll"><table>'
+        return rendered.replace("<table>", opened).replace("</table>", "</table></div></details>")
+    sentence = "The run wrote no privacy statement, because it did not end well."
+    if summary["epsilon"] is not None:
+        sentence += (
+            f" Its ledger charges {summary['steps']} steps: what it released up to then is "
+            f"({_epsilon(record, summary)[0]}, {summary['delta']:g})-differentially private."
+        )
+    return "<h2>Privacy statement</h2>" + html.text(sentence)
+
+
+def _metrics(record: RunRecord) -> list[str]:
+    columns = list(dict.fromkeys(key for line in record.lines for key in line))
+    every = math.ceil(len(record.lines) / MOST_ROWS)
+    rows = [[line.get(column) for column in columns] for line in record.lines[::every]]
+    note = "numbers as in the file; press a heading to sort"
+    if every > 1:
+        note += f"; every {every}th of {len(record.lines)} lines"
+    return [html.table(columns, rows, caption=note)]
+
+
+def _options(config: Mapping[str, Any]) -> list[list[Any]]:
+    rows: list[list[Any]] = []
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            rows += [[f"{name}.{key}", _shown(item)] for key, item in value.items()]
+        else:
+            rows.append([name, _shown(value)])
+    return rows
+
+
+def _shown(value: Any) -> Any:
+    plain = isinstance(value, str | int | float | list) and not (isinstance(value, float) and not math.isfinite(value))
+    return value if plain else str(value)
+
+
+def _links(record: RunRecord, figures: list[Figure], beside: Path) -> list[tuple[str, str]]:
+    way = os.path.relpath(record.path.resolve(), beside.resolve())
+    links = [(name, quote(Path(way, name).as_posix())) for name in record.files]
+    return links + [(f"report/{figure.name}.png", quote(f"report/{figure.name}.png")) for figure in figures]
+
+
+def _base(data: Any) -> str:
+    """A data set of one's own is named by its file, not by the whole path."""
+    return Path(str(data)).name if data else "unknown data"

@@ -1,0 +1,179 @@
+"""Runs the trials of a study, several at once, each in a process of its own, and remembers every one that is done.
+
+`results.jsonl` gets a line the moment a trial is finished (appended and fsynced): a study that is killed goes on from
+there. A trial that was under way leaves a folder without a result; it is a seeded run, so that it is thrown away and
+run again, as the same run. Failures are remembered in `failures.jsonl` and tried again the next time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clipwise import __version__, validate
+from clipwise.study.definition import Study, Trial
+from clipwise.types import BadArgument
+
+try:
+    import fcntl
+except ImportError:  # not a POSIX system: no lock between processes
+    fcntl = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A trial that has ended: its line of results, or why it failed."""
+
+    trial: Trial
+    line: Mapping[str, Any] | None
+    error: str | None
+    seconds: float
+
+
+def run_study(
+    study: Study,
+    folder: Path,
+    *,
+    jobs: int,
+    on_start: Callable[[int, int], None],
+    on_outcome: Callable[[Outcome], None],
+) -> tuple[list[dict[str, Any]], list[Outcome]]:
+    """Run what is missing. Returns the lines of all finished trials of this study, and the failures of this call.
+
+    `on_start` hears how many trials were done before, and how many there are.
+    """
+    validate.count("jobs", jobs)
+    folder.mkdir(parents=True, exist_ok=True)
+    with _only_one(folder):
+        wanted = {trial.id: trial for trial in study.trials}
+        done = {line["id"]: line for line in read_results(folder / "results.jsonl") if line["id"] in wanted}
+        on_start(len(done), len(wanted))
+        missing = [trial for id_, trial in wanted.items() if id_ not in done]
+        failures = []
+        for outcome in _side_by_side(missing, folder, jobs):
+            if outcome.line is None:
+                failures.append(outcome)
+                _append(folder / "failures.jsonl", {"id": outcome.trial.id, "error": outcome.error})
+            else:
+                done[outcome.trial.id] = dict(outcome.line)
+                _append(folder / "results.jsonl", outcome.line)
+            on_outcome(outcome)
+    return [done[id_] for id_ in wanted if id_ in done], failures
+
+
+def read_results(path: Path) -> list[dict[str, Any]]:
+    """The lines of results.jsonl; a last line that a crash tore is left out, any other that is damaged is refused."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines()
+    results = []
+    for number, text in enumerate(lines, start=1):
+        try:
+            line = json.loads(text)
+            if not (isinstance(line, dict) and isinstance(line.get("id"), str)):
+                raise ValueError("it has no id")
+        except ValueError as error:
+            if number == len(lines):
+                break
+            raise BadArgument(
+                f"{path}, line {number} is damaged ({error}); delete that line to run it again"
+            ) from error
+        results.append(line)
+    return results
+
+
+def _side_by_side(trials: list[Trial], folder: Path, jobs: int) -> Iterator[Outcome]:
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    living: set[subprocess.Popen[str]] = set()
+    stop = threading.Event()
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        waiting: set[Future[Outcome]] = {
+            pool.submit(_run_one, trial, folder, threads, living, stop) for trial in trials
+        }
+        while waiting:
+            ended, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+            for future in ended:
+                yield future.result()
+    finally:  # Ctrl-C, or a consumer that went away: no process is left behind
+        stop.set()
+        for process in list(living):
+            process.terminate()
+        pool.shutdown(cancel_futures=True)
+
+
+def _run_one(
+    trial: Trial, folder: Path, threads: int, living: set[subprocess.Popen[str]], stop: threading.Event
+) -> Outcome:
+    run = folder / "runs" / trial.id
+    if run.exists():
+        shutil.rmtree(run)  # it has no line of results, so it never ended
+    config = folder / "runs" / f"{trial.id}.toml"
+    config.parent.mkdir(exist_ok=True)
+    config.write_text(trial.config.to_toml(), encoding="utf-8")
+    command = [sys.executable, "-m", "clipwise.cli", "train", "--config", str(config), "--out", str(run), "--json"]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    start = time.perf_counter()
+    if stop.is_set():
+        return Outcome(trial, None, "stopped", 0.0)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, env=environment
+    )
+    living.add(process)
+    output, messages = process.communicate()
+    living.discard(process)
+    seconds = time.perf_counter() - start
+    try:
+        result = json.loads(output)
+    except ValueError:
+        result = {"error": (messages.strip() or f"the process ended with code {process.returncode}")[-2000:]}
+    if process.returncode or "error" in result:
+        return Outcome(trial, None, str(result.get("error")), seconds)
+    config.unlink()  # the run folder has its own
+    options = trial.config.model_dump(include={"schedule", "optimizer", "lr", "batch", "method_options"})
+    line = {
+        "id": trial.id,
+        "variant": trial.variant,
+        "target_epsilon": None if trial.config.epsilon == float("inf") else trial.config.epsilon,
+        **{f"asked_{name}": value for name, value in options.items()},
+        **{name: value for name, value in result.items() if name != "run_dir"},
+        "run": f"runs/{trial.id}",
+        "seconds": round(seconds, 1),
+        "clipwise": __version__,
+    }
+    return Outcome(trial, line, None, seconds)
+
+
+def _append(path: Path, line: Mapping[str, Any]) -> None:
+    with path.open("a+b") as file:
+        file.seek(0)
+        whole = file.read().rfind(b"\n") + 1
+        file.truncate(whole)  # what follows was torn by a crash
+        file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def _only_one(folder: Path) -> Iterator[None]:
+    """Two runners on one folder would run every trial twice."""
+    with (folder / ".lock").open("w") as lock:
+        if fcntl is not None:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise BadArgument(
+                    f"out={str(folder)!r}: another study runs there; wait for it or name another"
+                ) from error
+        yield

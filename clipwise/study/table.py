@@ -1,0 +1,113 @@
+"""Results as tables: one row a variant, one column an epsilon, seeds as mean and spread."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clipwise.study.definition import Study
+
+NOT_PRIVATE = "not private"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Accuracy in per cent of one variant at one epsilon on one data set and model."""
+
+    data: str
+    model: str
+    variant: str
+    epsilon: float | None  # the target; None for a run without privacy
+    accuracies: tuple[float, ...]
+    spent: float | None  # the largest honest epsilon of the runs
+    published: float | None = None
+    claimed: float | None = None
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.accuracies)
+
+    @property
+    def spread(self) -> float | None:
+        """Sample standard deviation over the seeds."""
+        return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f}" + ("" if self.spread is None else f" ± {self.spread:.2f}")
+
+
+def summarise(study: Study, lines: Iterable[Mapping[str, Any]]) -> list[Cell]:
+    """Cells in the order of the study's variants and of rising epsilon."""
+    published = {trial.variant: trial.published for trial in study.trials}
+    order = {variant: place for place, variant in enumerate(published)}
+    groups: dict[tuple[str, str, str, float | None], list[Mapping[str, Any]]] = {}
+    for line in lines:
+        if line.get("accuracy") is not None:
+            key = (line["data"], line["model"], line["variant"], line["target_epsilon"])
+            groups.setdefault(key, []).append(line)
+    cells = []
+    for (data, model, variant, epsilon), runs in groups.items():
+        spent = [run["epsilon"] for run in runs]
+        known = published.get(variant, {}).get("inf" if epsilon is None else f"{epsilon:g}")
+        cells.append(
+            Cell(
+                data,
+                model,
+                variant,
+                epsilon,
+                tuple(100 * run["accuracy"] for run in runs),
+                None if None in spent else max(spent),
+                known,
+                max((run["claimed_epsilon"] for run in runs if "claimed_epsilon" in run), default=None),
+            )
+        )
+    return sorted(cells, key=lambda c: (c.data, c.model, order.get(c.variant, 0), _rank(c.epsilon)))
+
+
+def to_markdown(study: Study, lines: Sequence[Mapping[str, Any]], command: str) -> str:
+    cells = summarise(study, lines)
+    parts = [f"# {study.title or study.name}", ""]
+    parts += [f"Made by `{command}`: {len(lines)} of {len(study.trials)} runs, clipwise {_versions(lines)}."]
+    parts += [f"Compares with: {study.source}." if study.source else "Compares with nothing published."]
+    if study.differs:
+        parts += [f"What differs: {study.differs}."]
+    parts += [f"Tuning: {study.tuning}.", ""]
+    parts += [
+        "Test accuracy in per cent, mean ± standard deviation over the seeds. Epsilon is the honest one, every step "
+        "counted, and equal for all methods in a column.",
+        "",
+    ]
+    for data, model in dict.fromkeys((cell.data, cell.model) for cell in cells):
+        here = [cell for cell in cells if (cell.data, cell.model) == (data, model)]
+        parts += [f"## {data}, {model}", "", *_grid(here), ""]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _grid(cells: Sequence[Cell]) -> list[str]:
+    epsilons = sorted({cell.epsilon for cell in cells}, key=_rank)
+    heads = [NOT_PRIVATE if epsilon is None else f"epsilon {epsilon:g}" for epsilon in epsilons]
+    rows = [f"| method | {' | '.join(heads)} |", f"| --- |{' --- |' * len(heads)}"]
+    for variant in dict.fromkeys(cell.variant for cell in cells):
+        of = {cell.epsilon: cell for cell in cells if cell.variant == variant}
+        rows.append(f"| {variant} | {' | '.join(_shown(of.get(epsilon)) for epsilon in epsilons)} |")
+    return rows
+
+
+def _shown(cell: Cell | None) -> str:
+    if cell is None:
+        return ""
+    text = str(cell)
+    if cell.epsilon is not None and cell.spent is None:
+        text += " (no guarantee" + ("" if cell.claimed is None else f"; claimed epsilon {cell.claimed:.2f}") + ")"
+    return text + ("" if cell.published is None else f" (published {cell.published:g})")
+
+
+def _rank(epsilon: float | None) -> float:
+    return math.inf if epsilon is None else epsilon
+
+
+def _versions(lines: Iterable[Mapping[str, Any]]) -> str:
+    return ", ".join(sorted({str(line.get("clipwise", "?")) for line in lines})) or "?"

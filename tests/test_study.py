@@ -1,0 +1,156 @@
+"""Studies: from a file to a table, cut and gone on, and what is refused before the first run."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from clipwise.study import read_study, run_study, summarise, to_markdown
+from clipwise.study.runner import read_results
+from clipwise.types import BadArgument
+
+TWO_BY_TWO = """
+title = "small"
+[common]
+data = "digits"
+model = "linear"
+epochs = 1
+[grid]
+epsilon = [1, 8]
+seed = [0, 1]
+[[variant]]
+name = "fixed"
+method = "fixed"
+published = { "8" = 91.5 }
+[[variant]]
+name = "plain"
+epsilon = inf
+[quick]
+variants = ["plain"]
+grid = { seed = [0] }
+"""
+
+
+def written(path, text=TWO_BY_TWO):
+    file = path / "small.toml"
+    file.write_text(text)
+    return file
+
+
+def run(study, folder, jobs=2):
+    outcomes, starts = [], []
+    lines, failures = run_study(
+        study, folder, jobs=jobs, on_start=lambda *counts: starts.append(counts), on_outcome=outcomes.append
+    )
+    return lines, failures, outcomes, starts
+
+
+def test_the_grid_is_every_combination_and_a_variant_may_override_it(tmp_path):
+    study = read_study(written(tmp_path))
+    seen = [(t.variant, t.config.epsilon, t.config.seed) for t in study.trials]
+    fixed = [("fixed", e, s) for e in (1.0, 8.0) for s in (0, 1)]
+    assert seen == [*fixed, ("plain", float("inf"), 0), ("plain", float("inf"), 1)]
+    assert len({t.id for t in study.trials}) == 6
+    assert [t.variant for t in read_study(written(tmp_path), quick=True).trials] == ["plain"]
+
+
+def test_runs_resumes_and_makes_a_table(tmp_path):
+    study = read_study(written(tmp_path))
+    lines, failures, outcomes, starts = run(study, tmp_path / "out")
+    assert not failures
+    assert starts == [(0, 6)]
+    assert len(lines) == len(outcomes) == 6
+    results = tmp_path / "out" / "results.jsonl"
+    before = results.read_bytes()
+    assert run(study, tmp_path / "out")[2:] == ([], [(6, 6)])  # nothing left to do
+    assert results.read_bytes() == before
+
+    # One line lost, another torn by a crash, and a folder that was left half done: just these two run again.
+    kept = before.splitlines(keepends=True)
+    results.write_bytes(b"".join(kept[:4]) + kept[4][:20])
+    lost = [json.loads(line)["id"] for line in kept[4:]]
+    again = run(study, tmp_path / "out")
+    assert {outcome.trial.id for outcome in again[2]} == set(lost)
+    assert {line["id"]: line["accuracy"] for line in again[0]} == {line["id"]: line["accuracy"] for line in lines}
+    assert len(read_results(results)) == 6
+
+    cells = summarise(study, again[0])
+    assert [(c.variant, c.epsilon, len(c.accuracies)) for c in cells] == [
+        ("fixed", 1.0, 2),
+        ("fixed", 8.0, 2),
+        ("plain", None, 2),
+    ]
+    assert cells[0].spent <= 1.0
+    assert cells[2].spent is None
+    table = to_markdown(study, again[0], "clipwise study small.toml")
+    assert f"{cells[1]} (published 91.5)" in table
+    assert f"| plain |  |  | {cells[2]} |" in table
+
+
+def test_a_killed_study_leaves_results_and_no_process(tmp_path):
+    text = TWO_BY_TWO.replace("epochs = 1", "epochs = 60").replace('model = "linear"', 'model = "mlp"')
+    command = [
+        sys.executable,
+        "-m",
+        "clipwise.cli",
+        "study",
+        str(written(tmp_path, text)),
+        "--out",
+        str(tmp_path / "o"),
+    ]
+    results = tmp_path / "o" / "results.jsonl"
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
+    deadline = time.monotonic() + 120
+    while not results.exists() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    process.wait(60)
+    done = len(read_results(results))
+    assert 1 <= done < 6
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)  # no trial is left behind
+
+
+def test_a_failure_is_told_and_the_others_go_on(tmp_path):
+    text = TWO_BY_TWO.replace('name = "plain"\nepsilon = inf', 'name = "no room"\nmethod = "auto-s"\nbatch = 100000')
+    text = text[: text.index("[quick]")].replace("[1, 8]", "[8]").replace("[0, 1]", "[0]")
+    lines, failures, _, _ = run(read_study(written(tmp_path, text)), tmp_path)
+    assert len(lines) == 1
+    assert len(failures) == 1
+    assert "batch=100000" in failures[0].error
+    assert len((tmp_path / "failures.jsonl").read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "match"),
+    [
+        ('title = "small"', "titel = 1", "titel"),
+        ('data = "digits"', 'data = "no-such"', "no-such"),
+        ("epsilon = [1, 8]", "epsilon = 1", r"grid\.epsilon"),
+        ("seed = [0, 1]", "", "seed"),
+        ('method = "fixed"', 'method = "fixd"', "fixd"),
+        ('method = "fixed"', 'method = "fixed"\nmethod_options = { c = 1 }', "c=1"),
+        ("epochs = 1", "epoch = 1", "epochs"),
+        ('model = "linear"', 'model = "lenet"', "lenet"),
+        ('variants = ["plain"]', 'variants = ["plane"]', "plane"),
+        ('name = "plain"', "", "name"),
+        ("[common]", "[common", "TOML"),
+    ],
+)
+def test_bad_files_are_refused_before_anything_runs(tmp_path, old, new, match):
+    assert old in TWO_BY_TWO
+    with pytest.raises(BadArgument, match=match):
+        read_study(written(tmp_path, TWO_BY_TWO.replace(old, new)), quick="plane" in new)
+
+
+def test_two_runners_on_one_folder_are_refused(tmp_path):
+    fcntl = pytest.importorskip("fcntl")
+    (tmp_path / ".lock").touch()
+    with (tmp_path / ".lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(BadArgument, match="another study"):
+            run(read_study(written(tmp_path)), tmp_path)
