@@ -197,17 +197,19 @@ def _own_encoder(asked: TrainConfig) -> Encoder | None:
 
 
 def _for_training(
-    settings: TrainConfig, dataset: DataSet, network: nn.Module, console: Console
+    settings: TrainConfig, dataset: DataSet, network: nn.Module, console: Console, *, quiet: bool
 ) -> tuple[nn.Module, TensorDataset, TensorDataset | None]:
     """What is trained, and on what: a last layer on frozen features, or images that are their own targets."""
     from torch.utils.data import TensorDataset
 
+    from clipwise.data import DATASETS
     from clipwise.models import get_architecture
     from clipwise.models.freezing import FeaturesAndHead, on_features, trains_last_layer_only
 
     if isinstance(network, FeaturesAndHead) and trains_last_layer_only(network):
-        console.print("note: only the last layer is trained; computing the frozen features of every record once")
-        last, dataset = on_features(network, dataset)
+        if not quiet:
+            console.print("note: only the last layer is trained; the frozen features of each record are computed once")
+        last, dataset = on_features(network, dataset, keep=settings.data in DATASETS)
         return last, dataset.train, dataset.test
     if get_architecture(str(settings.model)).reconstructs:
         train, test = (
@@ -249,7 +251,7 @@ def _fit(settings: TrainConfig, dataset: DataSet, network: nn.Module, folder: Ru
     lines: list[dict[str, Any]] = []
     path: list[dict[str, Any]] = []
     console = output.messages()
-    trained, train_part, test_part = _for_training(settings, dataset, network, console)
+    trained, train_part, test_part = _for_training(settings, dataset, network, console, quiet=quiet)
     with _notices_on(console), _progress(console, quiet) as progress:
         task = progress.add_task("calibrating the noise", total=None)
 

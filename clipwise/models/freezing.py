@@ -8,20 +8,25 @@ whose names begin so. In a name, `{last}` stands for the largest number at that 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import inspect
 import re
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from clipwise.data.decoded import decoded
+from clipwise.data.source import Array
 from clipwise.models.architecture import Architecture
 from clipwise.types import BadArgument
 
 if TYPE_CHECKING:
     from clipwise.data import DataSet
 
-ROWS = 256  # records at a time
+ROWS = 64  # records at a time: few enough to stay in the processor's caches
 
 
 class FeaturesAndHead(nn.Module):
@@ -78,12 +83,21 @@ def trains_last_layer_only(model: nn.Module) -> bool:
     return all(id(p) in last for p in model.parameters() if p.requires_grad)
 
 
-def on_features(model: FeaturesAndHead, dataset: DataSet) -> tuple[nn.Module, DataSet]:
-    """The last layer, and the data set as features, so that training it there is training the model on the records."""
+def on_features(model: FeaturesAndHead, dataset: DataSet, *, keep: bool = False) -> tuple[nn.Module, DataSet]:
+    """The last layer, and the data set as features, so that training it there is training the model on the records.
+
+    `keep` leaves the features in the user's cache for the next run: for data sets that are public anyway.
+    """
+
+    def features_of(data: TensorDataset) -> Array:
+        return torch.cat([model.features(inputs) for inputs, *_ in DataLoader(data, batch_size=ROWS)]).numpy()
 
     def computed(data: TensorDataset) -> TensorDataset:
-        parts = [model.features(inputs) for inputs, *_ in DataLoader(data, batch_size=ROWS)]
-        return TensorDataset(torch.cat(parts), *data.tensors[1:])
+        if keep:
+            found = np.array(decoded("features", _key(model, data), lambda: features_of(data)))
+        else:
+            found = features_of(data)
+        return TensorDataset(torch.from_numpy(found), *data.tensors[1:])
 
     was_training = model.training
     model.eval()
@@ -94,3 +108,14 @@ def on_features(model: FeaturesAndHead, dataset: DataSet) -> tuple[nn.Module, Da
     return model.last_layer, dataclasses.replace(
         dataset, train=train, test=test, shape=tuple(train.tensors[0].shape[1:]), kind="tabular"
     )
+
+
+def _key(model: FeaturesAndHead, data: TensorDataset) -> str:
+    """Names the frozen weights, the records and the code: features are kept as long as all three are the same."""
+    last = {id(t) for t in model.last_layer.state_dict(keep_vars=True).values()}
+    digest = hashlib.sha256(inspect.getsource(inspect.getmodule(type(model)) or type(model)).encode())
+    tensors = model.state_dict(keep_vars=True).items()
+    for name, value in (*((n, t) for n, t in tensors if id(t) not in last), ("records", data.tensors[0])):
+        digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+        digest.update(np.ascontiguousarray(value.detach().numpy()).data)
+    return digest.hexdigest()

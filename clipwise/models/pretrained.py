@@ -61,7 +61,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         state = torch.load(file, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
         raise BadArgument(
-            f"pretrained={str(file)!r} cannot be read as weights ({str(error).splitlines()[0]}); give a file that "
+            f"pretrained={str(file)!r} cannot be read as weights ({(str(error) or 'it ends too early').splitlines()[0]}); give a file that "
             "torch.save or safetensors made of a state_dict"
         ) from error
     if isinstance(state, Mapping) and isinstance(state.get("state_dict"), Mapping):
