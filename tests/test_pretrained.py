@@ -85,7 +85,7 @@ class Trap:
 
 
 def test_nothing_in_a_file_is_executed(tmp_path, capsys):
-    (tmp_path / "trap.pth").write_bytes(pickle.dumps({"weight": Trap()}))
+    (tmp_path / "trap.pth").write_bytes(pickle.dumps({"weight": Trap()}, protocol=2))
     torch.save({"weight": Trap()}, tmp_path / "zip.pth")
     for name in ("trap.pth", "zip.pth"):
         with pytest.raises(BadArgument, match="cannot be read as weights"):
