@@ -31,7 +31,9 @@ def test_focal_by_hand():
     out = torch.tensor([[0.0, 0.0], [0.0, float(torch.tensor(9.0).log())]]).double()
     each = make_loss("focal:gamma=2,alpha=0.25").each(out, torch.tensor([0, 1]))
     assert each.tolist() == pytest.approx([0.25 * 0.25 * 0.69314718, 0.25 * 0.01 * 0.10536052], rel=1e-6)
-    assert make_loss("focal:gamma=0").each(out, torch.tensor([0, 1])).tolist() == pytest.approx([0.69314718, 0.10536052])
+    assert make_loss("focal:gamma=0").each(out, torch.tensor([0, 1])).tolist() == pytest.approx(
+        [0.69314718, 0.10536052]
+    )
 
 
 @pytest.mark.parametrize("gamma", [0.5, 1, 2])

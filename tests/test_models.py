@@ -2,6 +2,7 @@
 disturb the global random state."""
 
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -231,3 +232,14 @@ def test_no_model_mixes_records():
             x = x.double() if x.is_floating_point() else x
             torch.testing.assert_close(model(x)[:1], model(x[:1]), msg=lambda m, name=name: f"{name}: {m}")
             assert not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
+
+
+def test_the_table_of_the_docs():
+    """docs/models.md has a row for every model, with the count that `clipwise models` prints."""
+    page = (Path(__file__).parent.parent / "docs" / "models.md").read_text()
+    for name, architecture in MODELS.items():
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| `{name}` |") and line.count("|") == 6]
+        _, _, records, typical, count, summary, _ = (cell.strip() for cell in row.split("|"))
+        assert (records, typical, summary) == (architecture.records, architecture.typical, architecture.summary)
+        if name not in PRETRAINED:
+            assert int(count.replace(",", "")) == parameters_on(name, DATASETS[typical]), name

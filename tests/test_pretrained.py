@@ -149,7 +149,9 @@ def published(seed=0):
     state = {}
 
     def add(conv, norm, out, into, kernel):
-        state[f"{conv}.weight"] = torch.randn(out, into, kernel, kernel, generator=generator) * (into * kernel**2) ** -0.5
+        state[f"{conv}.weight"] = (
+            torch.randn(out, into, kernel, kernel, generator=generator) * (into * kernel**2) ** -0.5
+        )
         for part in ("weight", "bias", "running_mean", "running_var"):
             state[f"{norm}.{part}"] = 0.5 + torch.rand(out, generator=generator)
 
@@ -173,7 +175,9 @@ def test_a_folded_norm_is_the_convolution_and_the_norm():
     ours = folded(state)
     x = torch.randn(2, 3, 9, 9)
     norm = nn.BatchNorm2d(32, eps=1e-3).eval()
-    norm.load_state_dict({k: state[f"_bn0.{k}"] for k in ("weight", "bias", "running_mean", "running_var")}, strict=False)
+    norm.load_state_dict(
+        {k: state[f"_bn0.{k}"] for k in ("weight", "bias", "running_mean", "running_var")}, strict=False
+    )
     want = norm(nn.functional.conv2d(x, state["_conv_stem.weight"])).detach()
     torch.testing.assert_close(nn.functional.conv2d(x, ours["stem.conv.weight"], ours["stem.conv.bias"]), want)
     model = EfficientNetLite0(1000)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -93,6 +94,7 @@ class EfficientNetLite0(FeaturesAndHead):
             x = x.expand(-1, 3, -1, -1)
         if min(x.shape[2:]) < SIZE:
             x = F.interpolate(x, (SIZE, SIZE), mode="bicubic", align_corners=False)
+        x = x.contiguous(memory_format=torch.channels_last)  # twice as fast on a CPU
         out = F.relu6(self.stem(x * 2 - 1))
         return F.relu6(self.top(self.blocks(out))).mean((2, 3))
 

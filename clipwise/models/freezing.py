@@ -26,7 +26,7 @@ from clipwise.types import BadArgument
 if TYPE_CHECKING:
     from clipwise.data import DataSet
 
-ROWS = 64  # records at a time: few enough to stay in the processor's caches
+ROWS = 16  # records at a time: few enough to stay in the processor's caches
 
 
 class FeaturesAndHead(nn.Module):
