@@ -207,6 +207,30 @@ def test_scaled_convolution_standardises():
     assert weight.norm(dim=1).tolist() == pytest.approx([1.7] * 6, rel=1e-3)  # variance gamma^2 / fan in
 
 
+VECTORS = [
+    (
+        Plan((1, 2, 1, 1), (16, 16, 32, 32), 16, 0.5, deepmind=True, group=4, top=24),
+        (-8.528381155072447, 11.919755470066177, -12.264932087221185),
+    ),
+    (
+        Plan((1, 2, 1, 1), (32, 32, 64, 64), 8, 0.25, deepmind=False),
+        (0.9820437383891225, 3.5182727577551796, 0.14128060258941919),
+    ),
+]
+
+
+@pytest.mark.parametrize(("plan", "want"), VECTORS, ids=["nfnet", "nf-resnet"])
+def test_nf_nets_are_timms(plan, want):
+    """Outputs of timm 1.0.30's NormFreeNet of the same sizes, in float64, with weights by this formula under its names."""
+    model = NFNet(plan, 3, 3).double().eval()
+    with torch.no_grad():
+        for i, (name, value) in enumerate(sorted(model.state_dict().items())):
+            numbers = (torch.arange(value.numel(), dtype=torch.float64) * 0.37 + i).sin() * 0.5
+            value.copy_(numbers.view(value.shape) + (0.3 if value.numel() == 1 or "gain" in name else 0))
+        picture = (torch.arange(3 * 33 * 33, dtype=torch.float64) * 0.11).sin().view(1, 3, 33, 33)
+        assert model(picture)[0].tolist() == pytest.approx(list(want), rel=1e-9)
+
+
 def test_padding_decides_nothing():
     there = is_token(tokens(), 0)
     assert there.sum(1).tolist() == [5, 1, 9, 9]

