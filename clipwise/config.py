@@ -20,6 +20,7 @@ from pydantic_core import ErrorDetails
 from clipwise import validate
 from clipwise.data import DataSet, is_file
 from clipwise.data.text import in_full
+from clipwise.lr_schedules import make_lr_schedule, refuse_double_rate
 from clipwise.schedules import make_schedule
 from clipwise.types import BadArgument
 
@@ -61,6 +62,10 @@ class TrainConfig(BaseModel):
     optimizer: OptimizerName = "sgd"
     momentum: float | None = None
     weight_decay: float = 0.0
+    loss: str | None = None  # the model's own by default
+    lr_schedule: str = "none"
+    pretrained: str | None = None  # a file, a folder or an installed package of weights
+    freeze: str | None = None  # the model's own by default
     seed: int | None = None
     accountant: Literal["best", "rdp", "pld"] = "best"
     max_physical_batch: int | None = None
@@ -95,6 +100,20 @@ class TrainConfig(BaseModel):
     @classmethod
     def _written_out(cls, value: Any) -> str:
         return str(make_schedule(value))
+
+    @field_validator("loss")
+    @classmethod
+    def _known_loss(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        from clipwise.losses import make_loss  # imports torch
+
+        return str(make_loss(value))
+
+    @field_validator("lr_schedule")
+    @classmethod
+    def _known_lr_schedule(cls, value: str) -> str:
+        return str(make_lr_schedule(value))
 
     @field_validator("epsilon")
     @classmethod
@@ -141,6 +160,8 @@ class TrainConfig(BaseModel):
                 f"group_counts={self.group_counts!r} with epsilon=inf: training without privacy keeps no ledger to pay from; "
                 "leave it out"
             )
+        if self.optimizer == "adam-wosm":
+            refuse_double_rate(make_lr_schedule(self.lr_schedule), method=None, optimizer=self.optimizer)
         if self.momentum is not None and self.optimizer not in _HAS_MOMENTUM:
             raise BadArgument(
                 f"momentum={self.momentum!r} means nothing to optimizer={self.optimizer!r}; leave it out, or use sgd"
@@ -160,19 +181,42 @@ class TrainConfig(BaseModel):
         if batch > records:
             raise BadArgument(f"batch={batch!r} is above the number of records, {records}; give {records} or less")
         from clipwise.clipping import METHODS, method_options  # imports torch
+        from clipwise.losses import make_loss
+        from clipwise.models import get_architecture, weights_source
+        from clipwise.train import rate_setting_method
 
         options = {option["name"]: option["default"] for option in method_options(self.method)}
         options = {name: value for name, value in options.items() if value is not None} | self.method_options
         if METHODS[self.method].needs_groups:
             options["number_of_groups"] = self._number_of_groups(dataset)
         sgd = self.optimizer == "sgd"
+        refuse_double_rate(make_lr_schedule(self.lr_schedule), method=rate_setting_method(self.method), optimizer=None)
+        architecture = get_architecture(self.model or recipe.model)
+        loss = make_loss(self.loss or architecture.loss)
+        if loss.wants_classes == architecture.reconstructs:
+            raise BadArgument(
+                f"loss={str(loss)!r} does not go with model={architecture.name!r}, which gives "
+                f"{'its input back: leave loss out' if architecture.reconstructs else 'classes: use cross-entropy or focal'}"
+            )
+        if architecture.reconstructs and METHODS[self.method].needs_groups:
+            raise BadArgument(
+                f"method={self.method!r} balances the classes of the records, and model={architecture.name!r} looks at none; "
+                "choose another of the two"
+            )
+        loss.check_classes(dataset.classes)
+        words = dataset.kind == "text" and not architecture.weights.encoder
+        if self.vocabulary and architecture.weights.encoder:
+            raise BadArgument(
+                f"vocabulary={self.vocabulary!r}: model={architecture.name!r} brings its own tokeniser; leave it out"
+            )
         return self.model_copy(
             update={
                 "data": str(Path(self.data).resolve()) if is_file(self.data) else self.data,
-                "vocabulary": in_full(self.vocabulary, dataset.vocabulary_size or 0)
-                if dataset.kind == "text"
-                else None,
-                "model": self.model or recipe.model,
+                "vocabulary": in_full(self.vocabulary, dataset.vocabulary_size or 0) if words else None,
+                "model": architecture.name,
+                "pretrained": weights_source(architecture.name, self.pretrained),
+                "freeze": self.freeze or architecture.default_freeze,
+                "loss": str(loss),
                 "method_options": options,
                 "epsilon": 3.0 if self.epsilon is None and self.noise_multiplier is None else self.epsilon,
                 "delta": delta,

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from clipwise.config import TrainConfig
     from clipwise.data import DataSet, Groups
+    from clipwise.data.text import Encoder
     from clipwise.run_folder import RunFolder
     from clipwise.train import Fit
 
@@ -47,6 +48,16 @@ def train(
         ),
     ] = None,
     model: Annotated[str | None, typer.Option(help="A name from `clipwise models`.")] = None,
+    pretrained: Annotated[
+        str | None, typer.Option(help="Public weights to start from: a file, a folder or an installed package.")
+    ] = None,
+    freeze: Annotated[
+        str | None, typer.Option(help="What is not trained: none, features, ... or but:NAME,NAME (see docs/models.md).")
+    ] = None,
+    loss: Annotated[
+        str | None,
+        typer.Option(help="cross-entropy, focal:gamma=2,alpha=0.25 or squared-error; the model's by default."),
+    ] = None,
     method: Annotated[str | None, typer.Option(help="A name from `clipwise methods`.")] = None,
     threshold: Annotated[float | None, typer.Option(help="Short for --method-option threshold=VALUE.")] = None,
     method_option: Annotated[list[str] | None, typer.Option(help="An option of the method, NAME=VALUE.")] = None,
@@ -77,6 +88,12 @@ def train(
     epochs: Annotated[int | None, typer.Option(help="Expected passes over the data.")] = None,
     batch: Annotated[int | None, typer.Option(help="Expected batch size.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
+    lr_schedule: Annotated[
+        str | None,
+        typer.Option(
+            help="none, step, multi-step, constant, linear, exponential, polynomial, cosine, cosine-restarts, cyclic, one-cycle or plateau; with options, one-cycle:max_lr=0.01."
+        ),
+    ] = None,
     optimizer: Annotated[str | None, typer.Option(help="sgd, adam, adamw, rmsprop or adam-wosm.")] = None,
     momentum: Annotated[float | None, typer.Option(help="Of sgd or rmsprop.")] = None,
     weight_decay: Annotated[float | None, typer.Option(help="L2 penalty.")] = None,
@@ -104,6 +121,9 @@ def train(
         "test_fraction": test_fraction,
         "vocabulary": vocabulary,
         "model": model,
+        "pretrained": pretrained,
+        "freeze": freeze,
+        "loss": loss,
         "method": method,
         "method_options": options or None,
         "epsilon": epsilon,
@@ -117,6 +137,7 @@ def train(
         "epochs": epochs,
         "batch": batch,
         "lr": lr,
+        "lr_schedule": lr_schedule,
         "optimizer": optimizer,
         "momentum": momentum,
         "weight_decay": weight_decay,
@@ -136,6 +157,7 @@ def train(
     from clipwise.fairness.grouping import find_grouping
     from clipwise.models import build_model
 
+    encoder = _own_encoder(asked)
     make_method(asked.method, **asked.method_options)
     dataset = load(
         asked.data,
@@ -143,17 +165,19 @@ def train(
         classes=asked.classes,
         ranges=asked.ranges,
         test_fraction=asked.test_fraction,
-        vocabulary=asked.vocabulary,
+        vocabulary=asked.vocabulary if encoder is None else encoder,
     )
     settings = asked.resolved(dataset)
     find_grouping(dataset, settings.group_by)
-    network = build_model(str(settings.model), dataset, settings.seed)
+    network = build_model(
+        str(settings.model), dataset, settings.seed, weights=settings.pretrained, freeze=settings.freeze
+    )
 
     folder = run_folder.create(settings.out, dataset.name, settings.method)
     try:
         folder.write("config.toml", settings.to_toml())
-        fit = _fit(settings, dataset, network, folder, quiet=as_json)
-        result = _write(settings, dataset, fit, folder)
+        fit, test_part = _fit(settings, dataset, network, folder, quiet=as_json)
+        result = _write(settings, dataset, network, fit, test_part, folder)
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             error = ClipwiseError("interrupted; the steps that were taken stay charged in the ledger")
@@ -177,6 +201,41 @@ def _merged(file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]
     return {**kept, **given, **({"method_options": options} if options else {})}
 
 
+def _own_encoder(asked: TrainConfig) -> Encoder | None:
+    """The tokeniser of a model that brings one, for texts."""
+    from clipwise.data import get_source, is_file
+    from clipwise.models import text_encoder
+
+    if asked.model is None or asked.vocabulary or is_file(asked.data) or get_source(asked.data).kind != "text":
+        return None
+    default = get_source(asked.data).encoder
+    return None if default is None else text_encoder(asked.model, asked.pretrained, default.length)
+
+
+def _for_training(
+    settings: TrainConfig, dataset: DataSet, network: nn.Module, console: Console, *, quiet: bool
+) -> tuple[nn.Module, TensorDataset, TensorDataset | None]:
+    """What is trained, and on what: a last layer on frozen features, or images that are their own targets."""
+    from torch.utils.data import TensorDataset
+
+    from clipwise.data import DATASETS
+    from clipwise.models import get_architecture
+    from clipwise.models.freezing import FeaturesAndHead, on_features, trains_last_layer_only
+
+    if isinstance(network, FeaturesAndHead) and trains_last_layer_only(network):
+        if not quiet:
+            console.print("note: only the last layer is trained; the frozen features of each record are computed once")
+        last, dataset = on_features(network, dataset, keep=settings.data in DATASETS)
+        return last, dataset.train, dataset.test
+    if get_architecture(str(settings.model)).reconstructs:
+        train, test = (
+            None if part is None else TensorDataset(part.tensors[0], part.tensors[0])
+            for part in (dataset.train, dataset.test)
+        )
+        return network, train or dataset.train, test
+    return network, dataset.train, dataset.test
+
+
 def _method_option(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals:
@@ -198,18 +257,22 @@ def _range(text: str) -> tuple[str, list[float]]:
     return column if equals else EVERY_COLUMN, [low, high]
 
 
-def _fit(settings: TrainConfig, dataset: DataSet, network: nn.Module, folder: RunFolder, *, quiet: bool) -> Fit:
+def _fit(
+    settings: TrainConfig, dataset: DataSet, network: nn.Module, folder: RunFolder, *, quiet: bool
+) -> tuple[Fit, TensorDataset | None]:
+    """The finished run, and the test records in the form that the trained part of the model takes."""
     from clipwise.clipping import METHODS
     from clipwise.fairness.grouping import find_grouping
     from clipwise.train import fit
 
-    options, groups, train_part = settings.method_options, None, dataset.train
+    options, groups = settings.method_options, None
+    console = output.messages()
+    trained, train_part, test_part = _for_training(settings, dataset, network, console, quiet=quiet)
     grouping = find_grouping(dataset, settings.group_by)
     if METHODS[settings.method].needs_groups or settings.group_counts is not None:
         train_part, groups = _with_groups(train_part, grouping), _group
     lines: list[dict[str, Any]] = []
     path: list[dict[str, Any]] = []
-    console = output.messages()
     with _notices_on(console), _progress(console, quiet) as progress:
         task = progress.add_task("calibrating the noise", total=None)
 
@@ -222,13 +285,13 @@ def _fit(settings: TrainConfig, dataset: DataSet, network: nn.Module, folder: Ru
             lines.append(output.finite(line))
             folder.write_lines("metrics.jsonl", lines)
             folder.write_lines("path.jsonl", path)
-            text = f"epoch {line['epoch']}/{settings.epochs}  {_figures(line['accuracy'], line['epsilon'])}"
+            text = f"epoch {line['epoch']}/{settings.epochs}  {_figures(line)}"
             progress.update(task, description=text)
             if not (quiet or console.is_terminal):
                 console.print(text, highlight=False)  # no bar in a log file: a line an epoch instead
 
-        return fit(
-            network,
+        done = fit(
+            trained,
             train_part,
             epsilon=settings.epsilon,
             noise_multiplier=settings.noise_multiplier,
@@ -243,7 +306,9 @@ def _fit(settings: TrainConfig, dataset: DataSet, network: nn.Module, folder: Ru
             schedule=settings.schedule,
             allow_unsound=settings.allow_unsound,
             optimizer=settings.make_optimizer,
-            test=dataset.test,
+            loss=str(settings.loss),
+            lr_schedule=settings.lr_schedule,
+            test=test_part,
             seed=settings.seed,
             accountant=settings.accountant,
             ledger=folder.ledger,
@@ -251,6 +316,7 @@ def _fit(settings: TrainConfig, dataset: DataSet, network: nn.Module, folder: Ru
             on_epoch=on_epoch,
             on_step=on_step,
         )
+    return done, test_part
 
 
 def _with_groups(part: TensorDataset, grouping: Groups) -> TensorDataset:
@@ -264,23 +330,32 @@ def _group(batch: Any) -> Any:
     return batch[2]
 
 
-def _write(settings: TrainConfig, dataset: DataSet, fit: Fit, folder: RunFolder) -> dict[str, Any]:
+def _write(
+    settings: TrainConfig,
+    dataset: DataSet,
+    network: nn.Module,
+    fit: Fit,
+    test_part: TensorDataset | None,
+    folder: RunFolder,
+) -> dict[str, Any]:
     """Weights, statement and result; the result is what `--json` prints."""
     from safetensors.torch import save
 
     from clipwise.models import parameter_count
+    from clipwise.models.pretrained import note
 
-    groups = _by_group(settings, dataset, fit.model, fit)
+    groups = _by_group(settings, dataset, network, fit, test_part)
     if groups.predicted is not None:
         folder.write("predictions.npz", groups.predicted)
+    weights = () if settings.pretrained is None else (note(settings.pretrained),)
     statement = dataclasses.replace(
         fit.statement,
-        notes=(*fit.statement.notes, *dataset.notes),
+        notes=(*fit.statement.notes, *dataset.notes, *weights),
         tuning=dataset.tuning or fit.statement.tuning,
         figures_by_group=groups.said,
         unsafe_diagnostics=settings.unsafe_diagnostics,
     )
-    folder.write("model.safetensors", save({k: v.contiguous() for k, v in fit.model.state_dict().items()}))
+    folder.write("model.safetensors", save({k: v.contiguous() for k, v in network.state_dict().items()}))
     folder.write("statement.md", statement.to_markdown())
     result = output.finite(
         {
@@ -298,9 +373,13 @@ def _write(settings: TrainConfig, dataset: DataSet, fit: Fit, folder: RunFolder)
             "steps": fit.steps,
             "accuracy": fit.accuracy,
             **groups.figures,
+            **({} if fit.test_loss is None else {"test_loss": fit.test_loss}),
             "run_dir": str(folder.path),
             "test_size": None if dataset.test is None else len(dataset.test),
-            "parameters": parameter_count(fit.model),
+            "parameters": parameter_count(network),
+            "trained_parameters": parameter_count(network, trained=True),
+            "loss": settings.loss,
+            "lr_schedule": settings.lr_schedule,
             "epochs": settings.epochs,
             "seed": settings.seed,
         }
@@ -315,7 +394,9 @@ class _ByGroup(NamedTuple):
     predicted: bytes | None  # predictions.npz, of the test part
 
 
-def _by_group(settings: TrainConfig, dataset: DataSet, network: nn.Module, fit: Fit) -> _ByGroup:
+def _by_group(
+    settings: TrainConfig, dataset: DataSet, network: nn.Module, fit: Fit, test_part: TensorDataset | None
+) -> _ByGroup:
     """Figures by group: on the test part, which is treated as public; on training records only as released counts, or
     under a name that says it."""
     import io
@@ -329,7 +410,7 @@ def _by_group(settings: TrainConfig, dataset: DataSet, network: nn.Module, fit: 
     every = groupings(dataset, settings.group_by)
     figures: dict[str, Any] = {}
     said, predicted = [], None
-    answers = None if dataset.test is None else evaluate.ask(network, dataset.test)
+    answers = None if test_part is None or fit.accuracy is None else evaluate.ask(fit.model, test_part)
     if answers is not None:
         figures["auc"] = roc_auc(answers.targets, answers.scores).to_dict()
         figures["by_group"] = evaluate.figures_by_group(answers, evaluate.groups_of_test(every))
@@ -362,6 +443,8 @@ def _summary(result: Mapping[str, Any], folder: RunFolder) -> None:
         guarantee = f"epsilon = {_rounded_up(result['epsilon'])} at delta = {result['delta']:g}"
         guarantee += f" ({result['accountant']} accountant)"
     accuracy = "no test data" if result["accuracy"] is None else f"{result['accuracy']:.2%} on test data"
+    if "test_loss" in result:
+        accuracy = f"squared error {result['test_loss']:.6f} on test data"
     rows = [
         f"accuracy   {accuracy}",
         *_group_rows(result),
@@ -392,8 +475,10 @@ def _group_rows(result: Mapping[str, Any]) -> list[str]:
     return rows
 
 
-def _figures(accuracy: float | None, epsilon: float | None) -> str:
+def _figures(line: Mapping[str, Any]) -> str:
+    accuracy, epsilon = line["accuracy"], line["epsilon"]
     parts: Sequence[str | None] = (
+        f"test loss {line['test_loss']:.6f}" if "test_loss" in line else None,
         None if accuracy is None else f"accuracy {accuracy:.2%}",
         None if epsilon is None or math.isinf(epsilon) else f"epsilon {_rounded_up(epsilon)}",
     )
