@@ -198,10 +198,10 @@ class TrainConfig(BaseModel):
                 f"loss={str(loss)!r} does not go with model={architecture.name!r}, which gives "
                 f"{'its input back: leave loss out' if architecture.reconstructs else 'classes: use cross-entropy or focal'}"
             )
-        if architecture.reconstructs and METHODS[self.method].needs_groups:
+        if architecture.reconstructs and (self.group_counts is not None or self.unsafe_diagnostics):
             raise BadArgument(
-                f"method={self.method!r} balances the classes of the records, and model={architecture.name!r} looks at none; "
-                "choose another of the two"
+                f"group_counts={self.group_counts!r}, unsafe_diagnostics={self.unsafe_diagnostics!r}: these count right answers, "
+                f"and model={architecture.name!r} gives none; leave them out"
             )
         loss.check_classes(dataset.classes)
         words = dataset.kind == "text" and not architecture.weights.encoder

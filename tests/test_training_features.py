@@ -152,7 +152,7 @@ def test_refused_before_any_data_is_read(options, message):
         ({"lr_schedule": "cosine", "method": "oso"}, "method='oso': this method sets the learning rate"),
         ({"loss": "squared-error", "model": "cnn"}, "gives classes: use cross-entropy or focal"),
         ({"loss": "focal", "model": "autoencoder"}, "gives its input back: leave loss out"),
-        ({"method": "dpsgd-f", "model": "autoencoder"}, "looks at none"),
+        ({"group_counts": 5.0, "model": "autoencoder"}, "count right answers"),
         ({"loss": "focal:alpha=1/2"}, "2 weights for 10 classes"),
         ({"vocabulary": "hashed", "model": "bert"}, "brings its own tokeniser"),
         ({"model": "nope"}, "model='nope' is not known"),
@@ -176,6 +176,10 @@ def test_train_an_autoencoder_and_repeat_it():
     assert answer("train", "--config", "a/config.toml", "--out", "b")["test_loss"] == result["test_loss"]
     shown = CliRunner().invoke(app, ["train", "--config", "a/config.toml", "--out", "c"])
     assert f"squared error {result['test_loss']:.6f} on test data" in shown.stdout
+
+
+def test_train_an_autoencoder_with_groups():
+    assert answer(*QUICK, "--model", "autoencoder", "--method", "dpsgd-f", "--epochs", 1)["test_loss"] > 0
 
 
 def test_train_from_weights_with_a_frozen_part():
