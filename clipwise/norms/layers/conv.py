@@ -29,8 +29,8 @@ from clipwise.norms.layers.registry import Tap, layer
 from clipwise.types import Unsupported
 
 PATCH_BYTES = 4 * 2**20  # patches formed at a time: they are used while they are in the cache
-STRIP_BYTES = 8 * 2**20
-LONG_STRIP, MANY_PLACES = 96, 32  # numbers: from here on products of strips are large enough
+STRIP_BYTES = 16 * 2**20
+LONG_STRIP, MANY_PLACES = 160, 32  # numbers: from here on products of strips are large enough
 GRAM_BYTES = 16 * 2**20  # Gram matrices
 
 
@@ -176,6 +176,8 @@ def _look(call: Call, saved: tuple[Tensor, ...], b: Tensor) -> tuple[Tensor, Ten
 
 
 class ConvKernel(Kernel):
+    spares = frozenset({"recompute"})
+
     def direct(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> dict[str, Tensor]:
         x, b, geo = _look(call, saved, b)
         grads = {}
