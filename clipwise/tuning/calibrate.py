@@ -49,7 +49,9 @@ def smallest_noise(
         low, high, reach = max(least, low - reach), low, 2 * reach
     while high < most and excess(high, "best") > 0:
         low, high, reach = high, min(most, high + reach), 2 * reach
-    answer = high if excess(high, "best") == 0 or low == high else brentq(excess, low, high, args=("best",), xtol=_TOLERANCE)
+    answer = (
+        high if excess(high, "best") == 0 or low == high else brentq(excess, low, high, args=("best",), xtol=_TOLERANCE)
+    )
     for _ in range(20):
         if total(math.exp(answer), "best") <= target:
             return min(math.exp(answer), most_noise)

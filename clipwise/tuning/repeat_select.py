@@ -110,7 +110,9 @@ class TruncatedNegativeBinomial:
         while excess(low) < 0:
             low *= 2
             if low < -500:
-                raise BadArgument(f"repetitions={shape!r} has no distribution with a mean of {mean:g}; take a larger shape")
+                raise BadArgument(
+                    f"repetitions={shape!r} has no distribution with a mean of {mean:g}; take a larger shape"
+                )
         return TruncatedNegativeBinomial(shape, math.exp(brentq(excess, low, -1e-9, xtol=1e-13)))
 
     @property
