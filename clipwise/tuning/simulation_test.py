@@ -106,11 +106,11 @@ def test_exponential_protects_the_part_kept_back():
     after = before - 1
     after[0] = 0
     # The first is rare, so that the sum of all weights moves with the others.
-    before[0] -= 2
-    after[0] -= 2
+    before[0] -= 1
+    after[0] -= 1
     ratio = chances(after, budget) / chances(before, budget)
     assert math.exp(-budget) <= ratio.min() <= ratio.max() <= math.exp(budget)
-    assert ratio.max() > 0.95 * math.exp(budget)  # the bound is met nearly, so nothing was given away
+    assert ratio.max() > 0.93 * math.exp(budget)  # the bound is met nearly, so nothing was given away
 
     def drawn(scores, charged):
         numbers = iter(generator.random(times))

@@ -159,7 +159,8 @@ def test_draw_and_select(strategy):
 
 
 @pytest.mark.parametrize("strategy", ALL, ids=str)
-def test_calibrated_noise_meets_the_target_and_hardly_less_would(strategy, target=2.0):
+def test_calibrated_noise_meets_the_target_and_hardly_less_would(strategy):
+    target = 2.0
     noise = smallest_noise(strategy, [run] * 6, target, DELTA)
     assert strategy.total([run(noise)] * 6, DELTA) <= target < strategy.total([run(noise * 0.999)] * 6, DELTA)
 
