@@ -140,7 +140,7 @@ def make_plan(
                 "epochs=None: the noise for a target epsilon depends on the number of steps; give the epochs that are planned"
             )
         context = Context(expected_batch_size, 0.0, parameters, steps, sample_rate)
-        runs = _noise_runs(method, made_schedule, context)
+        runs = noise_runs(method, made_schedule, context)
         noise_multiplier = calibrate_shape(
             epsilon, delta, lambda noise: [StepEvent(sample_rate, noise * f, n) for f, n in runs], accountant
         )
@@ -167,7 +167,7 @@ def _factor(method: Method, schedule: Schedule, context: Context, step: int) -> 
     return own * schedule.factor(step, sample_rate=context.sample_rate, steps=context.steps or None)
 
 
-def _noise_runs(method: Method, schedule: Schedule, context: Context) -> list[tuple[float, int]]:
+def noise_runs(method: Method, schedule: Schedule, context: Context) -> list[tuple[float, int]]:
     """(factor, how many steps in a row have it) over the planned steps."""
     if type(method).noise_factor is Method.noise_factor:
         return schedule.runs(context.steps, context.sample_rate)

@@ -28,6 +28,7 @@ from clipwise.cli import (
     report,
     study,
     train,
+    tune,
 )
 from clipwise.types import BadArgument, ClipwiseError
 
@@ -96,6 +97,7 @@ for command in (
     methods.methods,
     models.models,
     study.study,
+    tune.tune,
 ):
     app.command()(command)
 app.add_typer(data.app, name="data")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from clipwise.config import TrainConfig
     from clipwise.data import DataSet
+    from clipwise.report import Statement
     from clipwise.run_folder import RunFolder
     from clipwise.train import Fit
 
@@ -81,7 +82,7 @@ def train(
     from clipwise.config import make_config, read_config
     from clipwise.schedules import written
 
-    options = dict(map(_method_option, method_option or []))
+    options = dict(map(parse_option, method_option or []))
     if threshold is not None:
         options["threshold"] = threshold
     given = {
@@ -112,7 +113,7 @@ def train(
     }
     given = {name: value for name, value in given.items() if value is not None}
     where = "the options" if config is None else str(config)
-    asked = make_config(_merged({} if config is None else read_config(config), given), where)
+    asked = make_config(merged({} if config is None else read_config(config), given), where)
 
     # All that can be refused is refused before the folder is made; what has no need of torch, before it is imported.
     from clipwise import run_folder
@@ -133,22 +134,29 @@ def train(
     network = build_model(str(settings.model), dataset, settings.seed)
 
     folder = run_folder.create(settings.out, dataset.name, settings.method)
-    try:
-        folder.write("config.toml", settings.to_toml())
-        fit = _fit(settings, dataset, network, folder, quiet=as_json)
-        result = _write(settings, dataset, fit, folder)
-    except BaseException as error:
-        if isinstance(error, KeyboardInterrupt):
-            error = ClipwiseError("interrupted; the steps that were taken stay charged in the ledger")
-        folder.fail(error)
-        raise error
+    result, _ = train_into(folder, settings, dataset, network, quiet=as_json)
     if as_json:
         output.print_json(result)
     else:
         _summary(result, folder)
 
 
-def _merged(file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def train_into(
+    folder: RunFolder, settings: TrainConfig, dataset: DataSet, network: nn.Module, *, quiet: bool
+) -> tuple[dict[str, Any], Statement]:
+    """Train and leave everything in the folder, also of a run that fails."""
+    try:
+        folder.write("config.toml", settings.to_toml())
+        fit = _fit(settings, dataset, network, folder, quiet=quiet)
+        return _write(settings, dataset, fit, folder)
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            error = ClipwiseError("interrupted; the steps that were taken stay charged in the ledger")
+        folder.fail(error)
+        raise error
+
+
+def merged(file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """The file's options with those of the command line over them, and without what these make meaningless."""
     kept = dict(file)
     if "epsilon" in given or "noise_multiplier" in given:
@@ -160,7 +168,7 @@ def _merged(file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]
     return {**kept, **given, **({"method_options": options} if options else {})}
 
 
-def _method_option(text: str) -> tuple[str, Any]:
+def parse_option(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals:
         raise BadArgument(f"--method-option {text!r} has no value; write it as NAME=VALUE")
@@ -236,7 +244,7 @@ def _target(batch: Any) -> Any:
     return batch[1]
 
 
-def _write(settings: TrainConfig, dataset: DataSet, fit: Fit, folder: RunFolder) -> dict[str, Any]:
+def _write(settings: TrainConfig, dataset: DataSet, fit: Fit, folder: RunFolder) -> tuple[dict[str, Any], Statement]:
     """Weights, statement and result; the result is what `--json` prints."""
     from safetensors.torch import save
 
@@ -272,7 +280,7 @@ def _write(settings: TrainConfig, dataset: DataSet, fit: Fit, folder: RunFolder)
         }
     )
     folder.write_json("result.json", result)
-    return result
+    return result, statement
 
 
 def _summary(result: Mapping[str, Any], folder: RunFolder) -> None:
