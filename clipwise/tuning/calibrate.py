@@ -72,12 +72,12 @@ def too_small(
     if not fits(2):
         return BadArgument(
             f"epsilon={target!r} at delta={delta!r} is too small for a search by {strategy.name}, even over two candidates "
-            f"and with a noise multiplier of {most_noise:g}; ask for more, or tune nothing"
+            f"and with a noise multiplier of {most_noise:g}, above which nothing is learnt; ask for more, or tune nothing"
         )
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return BadArgument(
         f"epsilon={target!r} at delta={delta!r} is too small for {len(events)} candidates by {strategy.name} with a noise "
-        f"multiplier of at most {most_noise:g}; the largest number that fits is {low}"
+        f"multiplier of at most {most_noise:g}, above which nothing is learnt; the largest number that fits is {low}"
     )

@@ -141,7 +141,9 @@ def _shape(config: TrainConfig, size: Size, known: dict[Any, Shape]) -> Shape:
 
 
 def _most_noise(config: TrainConfig, size: Size) -> float:
-    """The most noise that leaves something for the gradient: a method's side queries have their own, which may be fixed."""
+    """The most noise with which anything is learnt. At the batch size, the noise in each coordinate of the mean gradient is as
+    large as the longest mean gradient there can be; and a method's side queries, whose noise may be fixed, leave no room for
+    the gradient above some total."""
     from clipwise.schedules import make_schedule
 
     method, largest = _method(config), make_schedule(config.schedule, epochs=size.epochs).largest
@@ -155,9 +157,9 @@ def _most_noise(config: TrainConfig, size: Size) -> float:
             return False
         return True
 
-    low, high = math.log(1e-2), math.log(MOST_NOISE)
+    low, high = math.log(1e-2), math.log(min(MOST_NOISE, max(1, size.batch)))
     if room(high):
-        return MOST_NOISE
+        return math.exp(high)
     while high - low > 1e-6:
         middle = (low + high) / 2
         low, high = (middle, high) if room(middle) else (low, middle)
