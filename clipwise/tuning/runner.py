@@ -198,7 +198,8 @@ def run(
     folder = run_folder.create(out, Path(first.data).stem, "tuned")
     folder.write_json("plan.json", {**plan.to_dict(), "searched": [dict(each.chosen) for each in plan.candidates]})
     place = folder.path if strategy.losers_are_public else folder.path / "secret"
-    (place / "trials").mkdir(parents=True, mode=0o700)
+    place.mkdir(mode=0o700, exist_ok=True)  # nobody but the owner, if it is the secret one
+    (place / "trials").mkdir()
     ledger = place / "search.jsonl"
     append_line(ledger, {"id": "plan", **plan.to_dict()})
     drawn = strategy.draw(len(plan.candidates), coins)
@@ -330,7 +331,7 @@ def _finish(chosen: _Trial, search: Search, folder: RunFolder, place: Path) -> T
         target_epsilon=plan.target_epsilon,
         accountant=f"strategy {plan.strategy.name}",
         ledger="ledger.jsonl (the chosen run; the search is in plan.json)",
-        tuning=sentence(search),
+        tuning=_sentence(search) + _before(values["tuning"]),
         notes=(*values.get("notes", ()), *_notes(search)),
     )
     result = {
@@ -347,7 +348,7 @@ def _finish(chosen: _Trial, search: Search, folder: RunFolder, place: Path) -> T
     return Tuned(chosen.candidate.chosen, result, statement, plan, folder.path)
 
 
-def sentence(search: Search) -> str:
+def _sentence(search: Search) -> str:
     """The statement's line on tuning."""
     plan = search.plan
     if not plan.strategy.charged:
@@ -361,6 +362,14 @@ def sentence(search: Search) -> str:
         f"{plan.strategy.name} over {len(plan.candidates)} candidates, covered by epsilon; one run alone would be "
         f"{plan.epsilon_per_run:.4f}"
     )
+
+
+def _before(tuning: str) -> str:
+    """What the statement of the run itself says of tuning: a built-in recipe may have been found on data."""
+    from clipwise.report import Statement
+
+    usual = next(field.default for field in fields(Statement) if field.name == "tuning")
+    return "" if tuning == usual else f". Before the search: {tuning}"
 
 
 def _notes(search: Search) -> list[str]:
