@@ -235,3 +235,55 @@ def test_bad_input_is_refused_before_anything_is_made(search, how, message, tmp_
     with pytest.raises(BadArgument, match=message):
         runner.prepare({**OPTIONS, **how.pop("options", {})}, search, **{"epsilon": 3.0, **how})
     assert not list(tmp_path.iterdir())
+
+
+def command(capsys, *words):
+    from clipwise.cli import app
+
+    with pytest.raises(SystemExit) as ended:
+        app(["tune", *words], prog_name="clipwise")
+    return ended.value.code or 0, capsys.readouterr()
+
+
+WITHOUT_DATA = ("--samples", "60000", "--batch", "256", "--steps", "2350", "--epsilon", "3", "--delta", "1e-6")
+
+
+@pytest.mark.parametrize("strategy", ["grid-rdp", "liu-talwar", "repeat-select", "exponential"])
+def test_a_plan_without_data(capsys, strategy):
+    words = ("--search", "threshold=0.1,1,10", "--search", "lr=0.1,0.5", "--strategy", strategy)
+    code, printed = command(capsys, *words, *WITHOUT_DATA, "--plan-only", "--json")
+    plan = json.loads(printed.out)
+    assert code == 0
+    assert plan["candidates"] == 6
+    assert {"runs", "noise_multiplier", "epsilon_per_run", "epsilon_total", "delta"} <= plan.keys()
+    assert 2.99 < plan["epsilon_total"] <= 3.0
+    rate = 256 / (60000 // 7 if strategy == "exponential" else 60000)
+    from clipwise.accounting import StepEvent
+
+    alone = epsilon([StepEvent(rate, plan["noise_multiplier"], 2350)], 1e-6).value
+    assert alone == pytest.approx(plan["epsilon_per_run"], rel=1e-9)
+    assert plan["runs"] == {"liu-talwar": 12}.get(strategy, 6)
+
+
+def test_nothing_is_spent_unasked(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, printed = command(capsys, "--data", "digits", "--search", "lr=0.1,0.5", "--json")
+    assert code == 2
+    assert "--yes" in json.loads(printed.out)["error"]
+    code, printed = command(capsys, "--search", "lr=0.1,0.5", *WITHOUT_DATA, "--yes", "--json")
+    assert code == 2
+    assert "planned, but not run" in json.loads(printed.out)["error"]
+    code, printed = command(capsys, "--search", "lr=0.1,0.5", *WITHOUT_DATA, "--plan-only")
+    assert code == 0
+    assert "in all" in printed.out
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_search_from_the_command_line(in_process, capsys, tmp_path):
+    in_process()
+    words = ("--data", "digits", "--model", "linear", "--epochs", "1", "--batch", "256", "--search", "lr=0.0001,0.5")
+    code, printed = command(capsys, *words, "--epsilon", "3", "--yes", "--json", "--out", str(tmp_path / "out"))
+    result = json.loads(printed.out)
+    assert code == 0
+    assert result["chosen"] == {"lr": 0.5}
+    assert result == json.loads((tmp_path / "out" / "result.json").read_text())
