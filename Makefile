@@ -1,5 +1,5 @@
 # Two commands on a fresh machine (git, Python 3.11 with venv and pip, a C compiler):
-#   make demo   trains a private model on embedded data
+#   make demo   trains a private model on embedded data, and writes its report
 #   make test   checks style and types, and runs the tests
 # Both make .venv first. Installing is repeated only when pyproject.toml changes.
 
@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 .PHONY: demo test
 
 demo: .venv/installed
-	@out=runs/demo-$$(date +%Y%m%d-%H%M%S) && $(BIN)/clipwise train --out $$out
+	@out=runs/demo-$$(date +%Y%m%d-%H%M%S) && $(BIN)/clipwise train --out $$out && $(BIN)/clipwise report $$out
 
 test: .venv/installed-dev
 	$(BIN)/ruff check .

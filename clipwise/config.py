@@ -20,6 +20,7 @@ from pydantic_core import ErrorDetails
 from clipwise import validate
 from clipwise.data import DataSet, is_file
 from clipwise.data.text import in_full
+from clipwise.lr_schedules import make_lr_schedule, refuse_double_rate
 from clipwise.schedules import make_schedule
 from clipwise.types import BadArgument
 
@@ -51,6 +52,9 @@ class TrainConfig(BaseModel):
     noise_multiplier: float | None = None
     delta: float | None = None
     schedule: str = "constant"  # of the noise
+    group_by: str = "class"  # or a grouping of the data set, or a column that holds group numbers
+    group_counts: float | None = None  # noise multiplier of accuracy by group on training records, from the budget
+    unsafe_diagnostics: bool = False  # exact figures on training records, outside any guarantee
     allow_unsound: bool = False
     epochs: int | None = None
     batch: int | None = None  # expected batch size
@@ -58,6 +62,10 @@ class TrainConfig(BaseModel):
     optimizer: OptimizerName = "sgd"
     momentum: float | None = None
     weight_decay: float = 0.0
+    loss: str | None = None  # the model's own by default
+    lr_schedule: str = "none"
+    pretrained: str | None = None  # a file, a folder or an installed package of weights
+    freeze: str | None = None  # the model's own by default
     seed: int | None = None
     accountant: Literal["best", "rdp", "pld"] = "best"
     max_physical_batch: int | None = None
@@ -68,7 +76,7 @@ class TrainConfig(BaseModel):
     def _not_negative(cls, value: float | None, info: Any) -> float | None:
         return value if value is None else validate.non_negative(info.field_name, value)
 
-    @field_validator("lr")
+    @field_validator("lr", "group_counts")
     @classmethod
     def _positive(cls, value: float | None, info: Any) -> float | None:
         return value if value is None else validate.positive(info.field_name, value)
@@ -92,6 +100,20 @@ class TrainConfig(BaseModel):
     @classmethod
     def _written_out(cls, value: Any) -> str:
         return str(make_schedule(value))
+
+    @field_validator("loss")
+    @classmethod
+    def _known_loss(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        from clipwise.losses import make_loss  # imports torch
+
+        return str(make_loss(value))
+
+    @field_validator("lr_schedule")
+    @classmethod
+    def _known_lr_schedule(cls, value: str) -> str:
+        return str(make_lr_schedule(value))
 
     @field_validator("epsilon")
     @classmethod
@@ -133,6 +155,13 @@ class TrainConfig(BaseModel):
                 f"optimizer='adam-wosm' sets its rate by the noise and has no weight decay; leave "
                 f"{'weight_decay out' if self.weight_decay else 'epsilon=inf to another optimizer'}"
             )
+        if self.group_counts is not None and self.epsilon == math.inf:
+            raise BadArgument(
+                f"group_counts={self.group_counts!r} with epsilon=inf: training without privacy keeps no ledger to pay from; "
+                "leave it out"
+            )
+        if self.optimizer == "adam-wosm":
+            refuse_double_rate(make_lr_schedule(self.lr_schedule), method=None, optimizer=self.optimizer)
         if self.momentum is not None and self.optimizer not in _HAS_MOMENTUM:
             raise BadArgument(
                 f"momentum={self.momentum!r} means nothing to optimizer={self.optimizer!r}; leave it out, or use sgd"
@@ -151,18 +180,43 @@ class TrainConfig(BaseModel):
         batch = self.batch or recipe.expected_batch_size
         if batch > records:
             raise BadArgument(f"batch={batch!r} is above the number of records, {records}; give {records} or less")
-        from clipwise.clipping import method_options  # imports torch
+        from clipwise.clipping import METHODS, method_options  # imports torch
+        from clipwise.losses import make_loss
+        from clipwise.models import get_architecture, weights_source
+        from clipwise.train import rate_setting_method
 
         options = {option["name"]: option["default"] for option in method_options(self.method)}
         options = {name: value for name, value in options.items() if value is not None} | self.method_options
+        if METHODS[self.method].needs_groups:
+            options["number_of_groups"] = self._number_of_groups(dataset)
         sgd = self.optimizer == "sgd"
+        refuse_double_rate(make_lr_schedule(self.lr_schedule), method=rate_setting_method(self.method), optimizer=None)
+        architecture = get_architecture(self.model or recipe.model)
+        loss = make_loss(self.loss or architecture.loss)
+        if loss.wants_classes == architecture.reconstructs:
+            raise BadArgument(
+                f"loss={str(loss)!r} does not go with model={architecture.name!r}, which gives "
+                f"{'its input back: leave loss out' if architecture.reconstructs else 'classes: use cross-entropy or focal'}"
+            )
+        if architecture.reconstructs and METHODS[self.method].needs_groups:
+            raise BadArgument(
+                f"method={self.method!r} balances the classes of the records, and model={architecture.name!r} looks at none; "
+                "choose another of the two"
+            )
+        loss.check_classes(dataset.classes)
+        words = dataset.kind == "text" and not architecture.weights.encoder
+        if self.vocabulary and architecture.weights.encoder:
+            raise BadArgument(
+                f"vocabulary={self.vocabulary!r}: model={architecture.name!r} brings its own tokeniser; leave it out"
+            )
         return self.model_copy(
             update={
                 "data": str(Path(self.data).resolve()) if is_file(self.data) else self.data,
-                "vocabulary": in_full(self.vocabulary, dataset.vocabulary_size or 0)
-                if dataset.kind == "text"
-                else None,
-                "model": self.model or recipe.model,
+                "vocabulary": in_full(self.vocabulary, dataset.vocabulary_size or 0) if words else None,
+                "model": architecture.name,
+                "pretrained": weights_source(architecture.name, self.pretrained),
+                "freeze": self.freeze or architecture.default_freeze,
+                "loss": str(loss),
                 "method_options": options,
                 "epsilon": 3.0 if self.epsilon is None and self.noise_multiplier is None else self.epsilon,
                 "delta": delta,
@@ -172,6 +226,18 @@ class TrainConfig(BaseModel):
                 "momentum": 0.9 if sgd and self.momentum is None else self.momentum,
             }
         )
+
+    def _number_of_groups(self, dataset: DataSet) -> int:
+        """As many as `group_by` has: with fewer, the last ones would be treated as one group without a word."""
+        from clipwise.fairness.grouping import find_grouping
+
+        number = len(find_grouping(dataset, self.group_by).names)
+        given = self.method_options.get("number_of_groups", number)
+        if given != number:
+            raise BadArgument(
+                f"number_of_groups={given!r}: group_by={self.group_by!r} has {number} groups in {dataset.name}; leave it out"
+            )
+        return number
 
     def make_optimizer(self, parameters: Iterable[Parameter]) -> Optimizer:
         """The torch optimizer that the (resolved) options name."""

@@ -17,7 +17,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from clipwise import validate
-from clipwise.accounting import ACCOUNTANTS, StepEvent
+from clipwise.accounting import ACCOUNTANTS, StepEvent, within
 from clipwise.accounting.calibrate import calibrate_shape
 from clipwise.accounting.joint import gradient_share
 from clipwise.clipping import Context, Method
@@ -47,6 +47,7 @@ class Plan:
     accountant: str = "best"
     learning_rate: float = 0.0  # the optimizer's, where a method that learns it starts
     size: int | None = None  # of the data set, where it is treated as public
+    after: tuple[StepEvent, ...] = ()  # releases that follow the last step, paid for from the same budget
 
     def __post_init__(self) -> None:
         validate.probability(
@@ -113,6 +114,7 @@ def make_plan(
     size: int | None,
     schedule: ScheduleLike = None,
     learning_rate: float = 0.0,
+    after: tuple[StepEvent, ...] = (),
 ) -> Plan:
     """A plan from a target epsilon (the noise is calibrated) or from a noise multiplier. Checks before anything is
     spent."""
@@ -140,9 +142,13 @@ def make_plan(
                 "epochs=None: the noise for a target epsilon depends on the number of steps; give the epochs that are planned"
             )
         context = Context(expected_batch_size, 0.0, parameters, steps, sample_rate)
+        if after and not within(list(after), delta, epsilon, accountant):
+            raise BadArgument(
+                f"epsilon={epsilon!r}: the releases after training alone cost more; give them more noise, or a larger epsilon"
+            )
         runs = noise_runs(method, made_schedule, context)
         noise_multiplier = calibrate_shape(
-            epsilon, delta, lambda noise: [StepEvent(sample_rate, noise * f, n) for f, n in runs], accountant
+            epsilon, delta, lambda noise: [*(StepEvent(sample_rate, noise * f, n) for f, n in runs), *after], accountant
         )
     return Plan(
         method=method,
@@ -157,6 +163,7 @@ def make_plan(
         accountant=accountant,
         learning_rate=learning_rate,
         size=size,
+        after=after,
     )
 
 

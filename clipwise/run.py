@@ -17,7 +17,7 @@ from torch.optim import LBFGS, Optimizer
 from torch.utils.data import DataLoader
 
 from clipwise import __version__, validate
-from clipwise.accounting import Ledger, epsilon, within
+from clipwise.accounting import Ledger, StepEvent, epsilon, within
 from clipwise.clipping import Method, make_method
 from clipwise.keystream import Key
 from clipwise.noise import GaussianNoise
@@ -61,6 +61,7 @@ class Run:
         schedule: ScheduleLike,
         allow_unsound: bool,
         notify: Callable[[str], None],
+        after: tuple[StepEvent, ...] = (),
     ):
         validate.choice("loss_reduction", loss_reduction, ("mean", "sum"))
         validate.choice("engine", engine, ENGINES)
@@ -104,6 +105,7 @@ class Run:
             size=size,
             schedule=schedule,
             learning_rate=float(optimizer.param_groups[0]["lr"]),
+            after=after,
         )
         self.model = model
         self._size_is_public = size_is_public
@@ -151,7 +153,7 @@ class Run:
 
         def fits(more: int) -> bool:
             coming = [plan.event(start + i) for i in range(more)]
-            return within([*spent, *coming], delta, target, plan.accountant)
+            return within([*spent, *coming, *plan.after], delta, target, plan.accountant)
 
         low, high = 0, count + 1  # fits(low) holds, fits(high) is not claimed
         if fits(count):
@@ -206,7 +208,7 @@ class Run:
             sample_rate=plan.sample_rate,
             expected_batch_size=plan.expected_batch_size,
             steps=sum(event.count for event in self.ledger.events()),
-            planned_steps=plan.steps,
+            planned_steps=None if plan.steps is None else plan.steps + len(plan.after),
             noise_multiplier=plan.noise_multiplier,
             noise_schedule=self._noise_path(),
             claimed_epsilon=None
@@ -217,9 +219,23 @@ class Run:
             seeded=self._seeded,
             ledger="in memory" if self._ledger_path is None else str(self._ledger_path),
             ledger_head=self.ledger.head,
-            notes=tuple(self._notes),
+            notes=(*self._notes, *self._cost_of_groups()),
             versions=f"clipwise {__version__}, torch {torch.__version__}",
         )
+
+    def _cost_of_groups(self) -> list[str]:
+        """What a method that treats groups apart does with the labels; nothing for any other."""
+        if not self.plan.method.needs_groups:
+            return []
+        sides = "; ".join(
+            f"{s.name}, {s.width} numbers, noise multiplier {s.noise_multiplier:g} at l2 bound {s.l2_bound:g}"
+            for s in self.plan.side_queries
+        )
+        return [
+            f"group labels: {self.plan.method.name} reads the group of each record. A record's label is part of the record, "
+            f"and protected with it. What is released about groups at every step ({sides}) is part of the step's noise and "
+            "of the epsilon above. The number of groups and their names are treated as public."
+        ]
 
     def _noise_path(self) -> str:
         """The schedule in words: its text, and the noise of the first and the last step."""

@@ -5,6 +5,7 @@
     path.jsonl         threshold, noise and learning rate by step (at most 1,000 of them), public as well
     ledger.jsonl       what was spent, written ahead by the training loop
     model.safetensors  the trained weights
+    predictions.npz    the model's class, the right one and the group of each public test record, row by row
     statement.md       the privacy statement, one page
     result.json        what `clipwise train --json` printed, or how the run failed
     report.html        what `clipwise report` drew of all that, with report/*.png; it can be drawn anew at any time

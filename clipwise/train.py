@@ -3,6 +3,7 @@ logic."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -18,8 +19,13 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from clipwise import __version__, validate
-from clipwise.clipping import Method
+from clipwise.clipping import METHODS, Method
+from clipwise.fairness.evaluate import judged
+from clipwise.fairness.release import GroupCounts, count_event, release_group_counts
 from clipwise.keystream import Key
+from clipwise.losses import Loss, make_loss
+from clipwise.lr_schedules import LrSchedule, make_lr_schedule, refuse_double_rate
+from clipwise.optim import AdamWOSM
 from clipwise.report import Statement
 from clipwise.run import Run
 from clipwise.sampling import PoissonLoader, PoissonSampler, check_loader
@@ -38,6 +44,8 @@ class Fit:
     history: list[dict[str, Any]]
     statement: Statement
     accuracy: float | None = None
+    group_counts: GroupCounts | None = None  # released after training, where they were asked for
+    test_loss: float | None = None  # instead of accuracy, for a loss that does not compare classes
 
     @property
     def epsilon(self) -> float:
@@ -76,13 +84,16 @@ def fit(
     method: str | Method = "fixed",
     method_options: Mapping[str, Any] | None = None,
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
-    loss: Callable[[Any, Tensor], Tensor] = F.cross_entropy,
+    loss: str | Loss | Callable[[Any, Tensor], Tensor] = "cross-entropy",
+    lr_schedule: str | LrSchedule | None = None,
     test: Dataset | None = None,
     seed: int | None = None,
     accountant: str = "best",
     ledger: str | Path | None = None,
     max_physical_batch: int | None = None,
     groups: Callable[[Any], Tensor] | None = None,
+    number_of_groups: int | None = None,
+    group_counts: float | None = None,
     schedule: ScheduleLike = None,
     allow_unsound: bool = False,
     on_epoch: Callable[[dict[str, Any]], None] | None = None,
@@ -91,31 +102,51 @@ def fit(
     """Train privately, to a target epsilon or with a given noise multiplier; epsilon=inf trains without privacy, for
     comparison.
 
-    `train` and `test` are data sets of (input, target); `loss(output, target)` is a mean over the rows. `optimizer`
-    makes the optimizer from the parameters (SGD with momentum by default). `schedule` changes the noise over the run;
+    `train` and `test` are data sets of (input, target); `loss` is the text of one (see losses.py), or a function
+    `loss(output, target)`, a mean over the rows. `optimizer` makes the optimizer from the parameters (SGD with momentum
+    by default), `lr_schedule` moves its rate (see lr_schedules.py). `schedule` changes the noise over the run;
     `allow_unsound` runs a method without a valid guarantee (see `attach`). `on_epoch` gets each line of the history,
     `on_step` the public values of each step, and the number of steps planned.
+
+    `groups` gives the group of each record of a batch. `group_counts` is the noise multiplier of one release after the
+    training, from the same budget: on how many training records of each of the `number_of_groups` groups the model is
+    right (see clipwise/fairness/release.py).
     """
     validate.count("epochs", epochs)
     validate.count("expected_batch_size", expected_batch_size)
+    after = () if group_counts is None else (count_event(group_counts),)
+    if group_counts is not None:
+        _check_counts(groups, number_of_groups, epsilon)
+    loss = make_loss(loss) if isinstance(loss, str) else loss
+    rate_schedule = make_lr_schedule(lr_schedule)
     made = (optimizer or _default_optimizer)(p for p in model.parameters() if p.requires_grad)
     loader = DataLoader(train, batch_size=expected_batch_size, shuffle=True)
     device = next(model.parameters()).device
-    if loss is F.cross_entropy:
-        check_class_targets(model, train, device)
+    refuse_double_rate(
+        rate_schedule,
+        method=None if epsilon == math.inf else rate_setting_method(method),
+        optimizer="adam-wosm" if isinstance(made, AdamWOSM) else None,
+    )
+    if rate_schedule.kind == "plateau" and test is None:
+        raise BadArgument("lr_schedule='plateau' watches a figure on public test records; give test data")
+    if loss is F.cross_entropy or (isinstance(loss, Loss) and loss.wants_classes):
+        classes = check_class_targets(model, train, device)
+        if isinstance(loss, Loss):
+            loss.check_classes(classes)
     model.train()
+    compare = loss
 
     def loss_of(batch: Any) -> Tensor:
-        inputs, targets = (x.to(device) for x in batch)
-        return loss(model(inputs), targets)
+        inputs, targets = (x.to(device) for x in batch[:2])  # the group may follow
+        return compare(model(inputs), targets)
 
-    report = _Reporter(model, made, test, on_epoch, on_step, device)
+    report = _Reporter(model, made, test, loss, on_epoch, on_step, device)
     if epsilon == math.inf:
         if noise_multiplier is not None:
             raise BadArgument(
                 f"noise_multiplier={noise_multiplier!r} and epsilon=inf: training without privacy adds no noise; leave one out"
             )
-        return _fit_plain(model, loader, made, loss_of, epochs, seed, max_physical_batch, report)
+        return _fit_plain(model, loader, made, loss_of, epochs, seed, max_physical_batch, report, rate_schedule)
 
     run = Run(
         model,
@@ -139,10 +170,13 @@ def fit(
         schedule=schedule,
         allow_unsound=allow_unsound,
         notify=lambda message: warnings.warn(message, stacklevel=2),
+        after=after,
     )
+    counts = None
     run.engine.install()
     try:
         per_epoch = run.plan.steps_per_epoch
+        rates = rate_schedule.start(made, epochs=epochs, steps_per_epoch=per_epoch)
         for epoch in range(1, epochs + 1):
             affordable = run.affordable(per_epoch)
             steps = range(run.state.step, run.state.step + affordable)
@@ -159,6 +193,7 @@ def fit(
                     groups=groups,
                 )
                 report.step(run.state.step, epochs * per_epoch, **run.public_values())
+                rates.after_step()
             spent = run.epsilon() if run.plan.delta is not None else None
             report.epoch(
                 epoch,
@@ -166,11 +201,30 @@ def fit(
                 epsilon=spent,
                 **run.public_values(),
             )
+            rates.after_epoch(report.figure, higher_is_better=report.higher_is_better)
             if affordable < per_epoch:
                 raise run.exhausted()
+        if group_counts is not None and groups is not None:
+            right, group = judged(model, train, groups, device)
+            counts = release_group_counts(
+                right,
+                group,
+                int(number_of_groups or 0),
+                group_counts,
+                ledger=run.ledger,
+                noise=run.noise,
+                step=run.state.step,
+            )
     finally:
         run.close()
-    return Fit(model, report.history, run.statement(), report.accuracy)
+    return Fit(
+        model,
+        report.history,
+        _with_notes(run.statement(), loss, rate_schedule),
+        report.accuracy,
+        group_counts=counts,
+        test_loss=report.loss,
+    )
 
 
 def _fit_plain(
@@ -182,6 +236,7 @@ def _fit_plain(
     seed: int | None,
     max_physical_batch: int | None,
     report: _Reporter,
+    rate_schedule: LrSchedule,
 ) -> Fit:
     """The same batches and optimizer without clipping or noise."""
     size = check_loader(loader)
@@ -189,6 +244,7 @@ def _fit_plain(
     key = Key.fresh() if seed is None else Key.from_seed(seed)
     batches = PoissonLoader(loader, sampler, key, max_physical_batch=max_physical_batch)
     per_epoch, done = math.ceil(1 / sampler.sample_rate - 1e-9), 0
+    rates = rate_schedule.start(optimizer, epochs=epochs, steps_per_epoch=per_epoch)
     for epoch in range(1, epochs + 1):
         for _, group in groupby(batches.batches(range(done, done + per_epoch)), key=lambda pair: pair[0].step):
             optimizer.zero_grad()
@@ -198,7 +254,9 @@ def _fit_plain(
             optimizer.step()
             done += 1
             report.step(done, epochs * per_epoch, noise_multiplier=0.0)
+            rates.after_step()
         report.epoch(epoch, done, epsilon=math.inf, noise_multiplier=0.0)
+        rates.after_epoch(report.figure, higher_is_better=report.higher_is_better)
     statement = Statement(
         private=False,
         epsilon=math.inf,
@@ -220,36 +278,59 @@ def _fit_plain(
         ledger_head="",
         versions=f"clipwise {__version__}, torch {torch.__version__}",
     )
-    return Fit(model, report.history, statement, report.accuracy)
+    return Fit(model, report.history, statement, report.accuracy, test_loss=report.loss)
+
+
+def _with_notes(statement: Statement, loss: Any, schedule: LrSchedule) -> Statement:
+    more = (loss.note if isinstance(loss, Loss) else None, schedule.note)
+    return dataclasses.replace(statement, notes=(*statement.notes, *(note for note in more if note)))
+
+
+def rate_setting_method(method: str | Method) -> str | None:
+    """The method's name, if it learns the learning rate."""
+    kind = METHODS.get(method) if isinstance(method, str) else type(method)
+    return kind.name if kind is not None and kind.learning_rate is not Method.learning_rate else None
 
 
 class _Reporter:
-    """Collects the history: public values, released values and accuracy on the test set."""
+    """Collects the history: public values, released values and the figure on the test set."""
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: Optimizer,
         test: Dataset | None,
+        loss: Any,
         on_epoch: Callable[[dict[str, Any]], None] | None,
         on_step: Callable[[dict[str, Any], int], None] | None,
         device: torch.device,
     ):
         self.history: list[dict[str, Any]] = []
         self.accuracy: float | None = None
+        self.loss: float | None = None
+        self.higher_is_better = not isinstance(loss, Loss) or loss.wants_classes  # accuracy, or a loss
+        self._compare = loss
         self._model, self._optimizer, self._test, self._device = model, optimizer, test, device
         self._on_epoch, self._on_step = on_epoch, on_step
+
+    @property
+    def figure(self) -> float | None:
+        return self.accuracy if self.higher_is_better else self.loss
 
     def step(self, done: int, planned: int, **values: Any) -> None:
         if self._on_step:
             self._on_step({"step": done, "lr": self._optimizer.param_groups[0]["lr"], **values}, planned)
 
     def epoch(self, epoch: int, step: int, **values: Any) -> None:
-        self.accuracy = None if self._test is None else accuracy(self._model, self._test, self._device)
+        if self._test is not None and self.higher_is_better:
+            self.accuracy = accuracy(self._model, self._test, self._device)
+        elif self._test is not None:
+            self.loss = mean_loss(self._model, self._test, self._compare, self._device)
         line = {
             "epoch": epoch,
             "step": step,
             "accuracy": self.accuracy,
+            **({} if self.loss is None else {"test_loss": self.loss}),
             "lr": self._optimizer.param_groups[0]["lr"],
             **values,
         }
@@ -272,17 +353,30 @@ def accuracy(model: nn.Module, data: Dataset, device: torch.device | None = None
     return right / max(1, total)
 
 
-def check_class_targets(model: nn.Module, data: Dataset, device: torch.device | None = None) -> None:
-    """Targets are class numbers that the model has an output for. Checked on all records before training: an error in
+def mean_loss(model: nn.Module, data: Dataset, loss: Loss, device: torch.device | None = None) -> float:
+    """The mean loss of the records."""
+    was_training = model.training
+    model.eval()
+    total, records = 0.0, 0
+    with torch.no_grad():
+        for inputs, targets in DataLoader(data, batch_size=EVALUATION_ROWS):
+            total += float(loss.each(model(inputs.to(device)), targets.to(device)).double().sum())
+            records += len(targets)
+    model.train(was_training)
+    return total / max(1, records)
+
+
+def check_class_targets(model: nn.Module, data: Dataset, device: torch.device | None = None) -> int:
+    """The number of classes. Targets are class numbers that the model has an output for. Checked on all records before training: an error in
     the middle of it would depend on which records were drawn. The message names the kind of problem, not the
     record."""
     was_training = model.training
     model.eval()
     with torch.no_grad():
-        first, _ = next(iter(DataLoader(data, batch_size=1)))
+        first, *_ = next(iter(DataLoader(data, batch_size=1)))
         classes = model(first.to(device)).shape[-1]
     model.train(was_training)
-    for _, targets in DataLoader(data, batch_size=EVALUATION_ROWS):
+    for _, targets, *_ in DataLoader(data, batch_size=EVALUATION_ROWS):
         if (
             not isinstance(targets, Tensor)
             or targets.is_floating_point()
@@ -301,6 +395,20 @@ def check_class_targets(model: nn.Module, data: Dataset, device: torch.device | 
             raise BadArgument(
                 f"train: a target lies outside 0 ... {classes - 1}, the outputs of the model; number the classes from 0, or widen the last layer"
             )
+    return classes
+
+
+def _check_counts(groups: Any, number_of_groups: int | None, epsilon: float | None) -> None:
+    if epsilon == math.inf:
+        raise BadArgument(
+            "group_counts with epsilon=inf: training without privacy keeps no ledger to pay from; leave it out"
+        )
+    if groups is None or number_of_groups is None:
+        raise BadArgument(
+            f"group_counts: groups={groups!r}, number_of_groups={number_of_groups!r}; give the group of each record, and how "
+            "many groups there are"
+        )
+    validate.count("number_of_groups", number_of_groups)
 
 
 def _default_optimizer(parameters: Iterable[nn.Parameter]) -> Optimizer:

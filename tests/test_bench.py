@@ -14,10 +14,11 @@ import torch.nn.functional as F
 from scipy import stats
 from typer.testing import CliRunner
 
-from clipwise.bench import compare, memory, peers, report, worker, workloads
+from clipwise.bench import clipping, compare, memory, peers, report, worker, workloads
 from clipwise.bench.compare import Effort
 from clipwise.bench.timing import Others, Times, time_interleaved
 from clipwise.cli import app
+from clipwise.clipping import METHODS
 
 TINY = workloads.WORKLOADS["tiny-b32"]
 
@@ -258,3 +259,23 @@ def test_targets_are_judged():
     results["clipwise"]["time_ratio"] = 1.1
     ours = compare._rows(workloads.WORKLOADS["cnn-b64"], results)[1]
     assert (ours["time_met"], ours["faster_than_peers"]) == (True, True)
+
+
+def test_clipping_methods_beside_fixed(tmp_path):
+    """Through the command, with one round: ratios to the step of `fixed` of the same round, and a target for each."""
+    page = tmp_path / "methods.md"
+    options = ["bench", "--methods", "--models", "small-cnn-b256", "--rounds", "1", "--markdown", str(page), "--json"]
+    result = CliRunner().invoke(app, options)
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)
+    assert {row["clipping"] for row in rows} == set(METHODS) - {clipping.BASE}
+    assert all(0.2 < row["time_ratio"] < 5 for row in rows)
+    assert {row["clipping"]: row["target"] for row in rows}["oso"] == clipping.VECTOR_TARGET
+    assert {row["target"] for row in rows if row["clipping"] != "oso"} == {clipping.TARGET}
+    assert "| oso |" in page.read_text()
+
+
+def test_methods_are_not_compared_with_peers():
+    result = CliRunner().invoke(app, ["bench", "--methods", "--against", "opacus"])
+    assert result.exit_code == 2
+    assert "against" in result.stderr

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from clipwise.report.study_report import write_study_report
 from clipwise.study import read_study, run_study, summarise, to_markdown
 from clipwise.study.runner import read_results
 from clipwise.types import BadArgument
@@ -78,7 +79,8 @@ def test_runs_resumes_and_makes_a_table(tmp_path):
     assert {line["id"]: line["accuracy"] for line in again[0]} == {line["id"]: line["accuracy"] for line in lines}
     assert len(read_results(results)) == 6
 
-    cells = summarise(study, again[0])
+    about = study.about("clipwise study small.toml")
+    cells = summarise(about, again[0])
     assert [(c.variant, c.epsilon, len(c.accuracies)) for c in cells] == [
         ("fixed", 1.0, 2),
         ("fixed", 8.0, 2),
@@ -86,9 +88,18 @@ def test_runs_resumes_and_makes_a_table(tmp_path):
     ]
     assert cells[0].spent <= 1.0
     assert cells[2].spent is None
-    table = to_markdown(study, again[0], "clipwise study small.toml")
+    table = to_markdown(about, again[0])
     assert f"{cells[1]} (published 91.5)" in table
     assert f"| plain |  |  | {cells[2]} |" in table
+
+    about.write(tmp_path / "out")
+    drawn = write_study_report(tmp_path / "out")
+    page = drawn.page.read_text()
+    for line in again[0]:
+        assert f'<td class="number">{line["accuracy"]}</td>' in page
+    assert [path.name for path in drawn.pictures] == ["digits-linear.png"]
+    for cell in cells:
+        assert f"{cell.variant}: {cell}" in page
 
 
 def test_a_killed_study_leaves_results_and_no_process(tmp_path):

@@ -220,6 +220,7 @@ def test_draws_of_optuna_do_not_look_at_scores():
         (RATES, {"held_out": 0.1}, "held_out=0.1"),
         (RATES, {"mean_runs": 3}, "mean_runs=3 means nothing"),
         (RATES, {"delta": 0.1}, "not below 1"),
+        (RATES, {"options": {"group_counts": 5.0}}, "group_counts=5.0 shows more"),
         (RATES, {"samples": 100}, "needs both"),
         (RATES, {"draw": "random"}, "how many to draw"),
         (RATES, {"epsilon": 1e-7}, "too small"),

@@ -279,8 +279,9 @@ class _Watch(GaussianNoise):
         self.noises: list[Tensor] = []
 
     def add(self, sums: Sequence[Tensor], std: float, *, step: int) -> tuple[Tensor, ...]:
+        before = [total.clone() for total in sums]  # noise is added in the sums' own memory
         noised = self._inner.add(sums, std, step=step)
-        self.noises.append(torch.cat([(n - s).flatten().double() for n, s in zip(noised, sums, strict=True)]))
+        self.noises.append(torch.cat([(n - s).flatten().double() for n, s in zip(noised, before, strict=True)]))
         return noised
 
 

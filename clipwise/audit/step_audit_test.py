@@ -54,13 +54,13 @@ def test_noise_used_twice(monkeypatch):
 
 
 def test_the_same_noise_every_step(monkeypatch):
-    plain = GaussianNoise._standard_normal
+    plain = GaussianNoise._keystream
 
-    def frozen(self, count, stream, dtype):
+    def frozen(self, stream):
         self._step = 0
-        return plain(self, count, stream, dtype)
+        return plain(self, stream)
 
-    monkeypatch.setattr(GaussianNoise, "_standard_normal", frozen)
+    monkeypatch.setattr(GaussianNoise, "_keystream", frozen)
     assert "independence" in caught("the same noise every step")
 
 

@@ -20,6 +20,7 @@ from clipwise.cli import (
     calibrate,
     claims,
     data,
+    fairness,
     ledger,
     methods,
     models,
@@ -98,6 +99,7 @@ for command in (
     models.models,
     study.study,
     tune.tune,
+    fairness.fairness,
 ):
     app.command()(command)
 app.add_typer(data.app, name="data")

@@ -30,6 +30,9 @@ def bench(
             help="steps: private steps; accounting: how long epsilon takes (of the options, --quick, --markdown and --json)."
         ),
     ] = "steps",
+    methods: Annotated[
+        bool, typer.Option("--methods", help="What each clipping method adds to the step of `fixed`, instead.")
+    ] = False,
     against: Annotated[str, typer.Option(help="What to compare with: plain, opacus, or both.")] = _AGAINST,
     models: Annotated[str | None, typer.Option(help="Names, separated by commas; all without it.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Measured rounds; by default as many as are stable.")] = None,
@@ -50,12 +53,17 @@ def bench(
             raise BadArgument("--against, --models and --rounds are for `clipwise bench steps`; leave them out")
         _bench_accounting(quick, markdown, as_json)
         return
+    if rounds is not None:
+        validate.count("rounds", rounds)
+    if methods:
+        if against != _AGAINST:
+            raise BadArgument(f"against={against!r}: --methods compares our methods with `fixed`; leave it out")
+        _bench_methods(models, rounds, quick, markdown, as_json)
+        return
     from clipwise.bench import report, workloads
     from clipwise.bench.compare import QUICK, Effort, compare, methods_against
 
-    if rounds is not None:
-        validate.count("rounds", rounds)
-    methods, notices = methods_against(_names("against", against))
+    peers, notices = methods_against(_names("against", against))
     chosen = workloads.choose(None if models is None else _names("models", models), quick=quick)
     effort = dataclasses.replace(QUICK if quick else Effort(), rounds=rounds)
     console = output.messages()
@@ -67,7 +75,7 @@ def bench(
             if markdown is not None:
                 markdown.write_text(report.markdown(comparison, _command()), encoding="utf-8")
 
-        comparison = compare(chosen, methods, effort, show, write)
+        comparison = compare(chosen, peers, effort, show, write)
     comparison.notices += notices
     write(comparison)
     if as_json:
@@ -110,6 +118,29 @@ def _shown(quiet: bool) -> Iterator[Callable[[str, float], None]]:
             last = what
 
         yield show
+
+
+def _bench_methods(models: str | None, rounds: int | None, quick: bool, markdown: Path | None, as_json: bool) -> None:
+    from clipwise import validate
+    from clipwise.bench import clipping, report
+    from clipwise.bench.compare import compare_clipping
+    from clipwise.bench.workloads import WORKLOADS
+    from clipwise.clipping import METHODS
+
+    chosen = clipping.MODELS[1 if quick else 0 :] if models is None else _names("models", models)
+    for name in chosen:
+        validate.choice("models", name, WORKLOADS)
+    with _shown(as_json) as show:
+        comparison = compare_clipping(chosen, list(METHODS), rounds or (7 if quick else 25), show)
+    if markdown is not None:
+        markdown.write_text(report.clipping_markdown(comparison, _command()), encoding="utf-8")
+    if as_json:
+        output.print_json(comparison.rows)
+    else:
+        for section in report.clipping_sections(comparison):
+            output.print_table(section.title, section.columns, section.cells)
+    if any(row.get("failed") for row in comparison.rows):
+        raise typer.Exit(1)
 
 
 def _print(comparison: Comparison, console: Console) -> None:

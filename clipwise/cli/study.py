@@ -16,7 +16,7 @@ from clipwise.cli import output
 from clipwise.types import ClipwiseError
 
 if TYPE_CHECKING:
-    from clipwise.study import Outcome
+    from clipwise.study import Outcome, Study
 
 
 def study(
@@ -30,10 +30,38 @@ def study(
     as_json: output.JsonOption = False,
 ) -> None:
     """Run a grid of methods, budgets, data sets and seeds; killed, it goes on where it stopped."""
-    from clipwise.study import read_study, run_study, to_markdown
+    from clipwise.report.study_report import write_study_report
+    from clipwise.study import read_study, to_markdown
 
     made = read_study(file, quick=quick)
     folder = out or Path("runs") / f"study-{made.name}{'-quick' if quick else ''}"
+    lines, failures = run_and_tell(made, folder, jobs)
+    about = made.about(f"clipwise study {file}{' --quick' if quick else ''}")
+    table = to_markdown(about, lines)
+    about.write(folder)
+    (folder / "table.md").write_text(table, encoding="utf-8")
+    page = write_study_report(folder).page
+    if publish is not None:
+        publish.mkdir(parents=True, exist_ok=True)
+        (publish / f"{made.name}.md").write_text(table, encoding="utf-8")
+        shutil.copyfile(folder / "results.jsonl", publish / f"{made.name}.jsonl")
+    if as_json:
+        output.print_json(
+            {"study": made.name, "out": str(folder), "finished": len(lines), "failed": len(failures), "page": str(page)}
+        )
+    else:
+        from rich.markdown import Markdown
+
+        Console().print(Markdown(table))
+        typer.echo(f"results: {folder / 'results.jsonl'}\ntable:   {folder / 'table.md'}\npage:    {page}")
+    if failures:
+        raise some_failed(made, failures)
+
+
+def run_and_tell(made: Study, folder: Path, jobs: int | None) -> tuple[list[dict[str, Any]], list[Outcome]]:
+    """Run what is missing of a study, with a line on stderr for each run that ends."""
+    from clipwise.study import run_study
+
     jobs = jobs or os.cpu_count() or 1
     console = output.messages()
     clock = _Clock(jobs)
@@ -56,26 +84,14 @@ def study(
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the runs under way, as Ctrl-C does
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would ignore it
-    lines, failures = run_study(made, folder, jobs=jobs, on_start=on_start, on_outcome=on_outcome)
-    command = f"clipwise study {file}{' --quick' if quick else ''}"
-    table = to_markdown(made, lines, command)
-    (folder / "table.md").write_text(table, encoding="utf-8")
-    if publish is not None:
-        publish.mkdir(parents=True, exist_ok=True)
-        (publish / f"{made.name}.md").write_text(table, encoding="utf-8")
-        shutil.copyfile(folder / "results.jsonl", publish / f"{made.name}.jsonl")
-    if as_json:
-        output.print_json({"study": made.name, "out": str(folder), "finished": len(lines), "failed": len(failures)})
-    else:
-        from rich.markdown import Markdown
+    return run_study(made, folder, jobs=jobs, on_start=on_start, on_outcome=on_outcome)
 
-        Console().print(Markdown(table))
-        typer.echo(f"results: {folder / 'results.jsonl'}\ntable:   {folder / 'table.md'}")
-    if failures:
-        raise ClipwiseError(
-            f"{len(failures)} of {len(made.trials)} runs failed, the first with: {failures[0].error}; run the study again to "
-            "try these once more"
-        )
+
+def some_failed(made: Study, failures: list[Outcome]) -> ClipwiseError:
+    return ClipwiseError(
+        f"{len(failures)} of {len(made.trials)} runs failed, the first with: {failures[0].error}; run the study again to "
+        "try these once more"
+    )
 
 
 def _figure(line: Any) -> str:

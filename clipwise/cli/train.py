@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
@@ -21,9 +21,11 @@ from clipwise.types import BadArgument, ClipwiseError
 
 if TYPE_CHECKING:
     from torch import nn
+    from torch.utils.data import TensorDataset
 
     from clipwise.config import TrainConfig
-    from clipwise.data import DataSet
+    from clipwise.data import DataSet, Groups
+    from clipwise.data.text import Encoder
     from clipwise.report import Statement
     from clipwise.run_folder import RunFolder
     from clipwise.train import Fit
@@ -47,6 +49,16 @@ def train(
         ),
     ] = None,
     model: Annotated[str | None, typer.Option(help="A name from `clipwise models`.")] = None,
+    pretrained: Annotated[
+        str | None, typer.Option(help="Public weights to start from: a file, a folder or an installed package.")
+    ] = None,
+    freeze: Annotated[
+        str | None, typer.Option(help="What is not trained: none, features, ... or but:NAME,NAME (see docs/models.md).")
+    ] = None,
+    loss: Annotated[
+        str | None,
+        typer.Option(help="cross-entropy, focal:gamma=2,alpha=0.25 or squared-error; the model's by default."),
+    ] = None,
     method: Annotated[str | None, typer.Option(help="A name from `clipwise methods`.")] = None,
     threshold: Annotated[float | None, typer.Option(help="Short for --method-option threshold=VALUE.")] = None,
     method_option: Annotated[list[str] | None, typer.Option(help="An option of the method, NAME=VALUE.")] = None,
@@ -63,9 +75,26 @@ def train(
         bool | None,
         typer.Option("--allow-unsound", help="Run a method without a valid guarantee; epsilon is infinite."),
     ] = None,
+    group_by: Annotated[
+        str | None, typer.Option(help="Groups to report on: class, one that the data set has, or a column of numbers.")
+    ] = None,
+    group_counts: Annotated[
+        float | None,
+        typer.Option(help="Release accuracy by group on training records with this noise std, from the same budget."),
+    ] = None,
+    unsafe_diagnostics: Annotated[
+        bool | None,
+        typer.Option("--unsafe-diagnostics", help="Print exact figures on training records: not private."),
+    ] = None,
     epochs: Annotated[int | None, typer.Option(help="Expected passes over the data.")] = None,
     batch: Annotated[int | None, typer.Option(help="Expected batch size.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
+    lr_schedule: Annotated[
+        str | None,
+        typer.Option(
+            help="none, step, multi-step, constant, linear, exponential, polynomial, cosine, cosine-restarts, cyclic, one-cycle or plateau; with options, one-cycle:max_lr=0.01."
+        ),
+    ] = None,
     optimizer: Annotated[str | None, typer.Option(help="sgd, adam, adamw, rmsprop or adam-wosm.")] = None,
     momentum: Annotated[float | None, typer.Option(help="Of sgd or rmsprop.")] = None,
     weight_decay: Annotated[float | None, typer.Option(help="L2 penalty.")] = None,
@@ -93,6 +122,9 @@ def train(
         "test_fraction": test_fraction,
         "vocabulary": vocabulary,
         "model": model,
+        "pretrained": pretrained,
+        "freeze": freeze,
+        "loss": loss,
         "method": method,
         "method_options": options or None,
         "epsilon": epsilon,
@@ -100,9 +132,13 @@ def train(
         "delta": delta,
         "schedule": written(schedule, decay, every),
         "allow_unsound": allow_unsound,
+        "group_by": group_by,
+        "group_counts": group_counts,
+        "unsafe_diagnostics": unsafe_diagnostics,
         "epochs": epochs,
         "batch": batch,
         "lr": lr,
+        "lr_schedule": lr_schedule,
         "optimizer": optimizer,
         "momentum": momentum,
         "weight_decay": weight_decay,
@@ -117,21 +153,10 @@ def train(
 
     # All that can be refused is refused before the folder is made; what has no need of torch, before it is imported.
     from clipwise import run_folder
-    from clipwise.clipping import make_method
-    from clipwise.data import load
-    from clipwise.models import build_model
 
-    make_method(asked.method, **asked.method_options)
-    dataset = load(
-        asked.data,
-        label=asked.label,
-        classes=asked.classes,
-        ranges=asked.ranges,
-        test_fraction=asked.test_fraction,
-        vocabulary=asked.vocabulary,
-    )
+    dataset = load_asked(asked)
     settings = asked.resolved(dataset)
-    network = build_model(str(settings.model), dataset, settings.seed)
+    network = make_network(settings, dataset)
 
     folder = run_folder.create(settings.out, dataset.name, settings.method)
     result, _ = train_into(folder, settings, dataset, network, quiet=as_json)
@@ -141,14 +166,40 @@ def train(
         _summary(result, folder)
 
 
+def load_asked(asked: TrainConfig) -> DataSet:
+    """The data that the options name; refuses a method that they name wrongly before it reads any."""
+    from clipwise.clipping import make_method
+    from clipwise.data import load
+
+    encoder = _own_encoder(asked)
+    make_method(asked.method, **asked.method_options)
+    return load(
+        asked.data,
+        label=asked.label,
+        classes=asked.classes,
+        ranges=asked.ranges,
+        test_fraction=asked.test_fraction,
+        vocabulary=asked.vocabulary if encoder is None else encoder,
+    )
+
+
+def make_network(settings: TrainConfig, dataset: DataSet) -> nn.Module:
+    """The untrained model of the (resolved) options; refuses groups that the data does not have."""
+    from clipwise.fairness.grouping import find_grouping
+    from clipwise.models import build_model
+
+    find_grouping(dataset, settings.group_by)
+    return build_model(str(settings.model), dataset, settings.seed, weights=settings.pretrained, freeze=settings.freeze)
+
+
 def train_into(
     folder: RunFolder, settings: TrainConfig, dataset: DataSet, network: nn.Module, *, quiet: bool
 ) -> tuple[dict[str, Any], Statement]:
     """Train and leave everything in the folder, also of a run that fails."""
     try:
         folder.write("config.toml", settings.to_toml())
-        fit = _fit(settings, dataset, network, folder, quiet=quiet)
-        return _write(settings, dataset, fit, folder)
+        fit, test_part = _fit(settings, dataset, network, folder, quiet=quiet)
+        return _write(settings, dataset, network, fit, test_part, folder)
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             error = ClipwiseError("interrupted; the steps that were taken stay charged in the ledger")
@@ -166,6 +217,41 @@ def merged(file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(options, Mapping):
         options = {**options, **given.get("method_options", {})}
     return {**kept, **given, **({"method_options": options} if options else {})}
+
+
+def _own_encoder(asked: TrainConfig) -> Encoder | None:
+    """The tokeniser of a model that brings one, for texts."""
+    from clipwise.data import get_source, is_file
+    from clipwise.models import text_encoder
+
+    if asked.model is None or asked.vocabulary or is_file(asked.data) or get_source(asked.data).kind != "text":
+        return None
+    default = get_source(asked.data).encoder
+    return None if default is None else text_encoder(asked.model, asked.pretrained, default.length)
+
+
+def _for_training(
+    settings: TrainConfig, dataset: DataSet, network: nn.Module, console: Console, *, quiet: bool
+) -> tuple[nn.Module, TensorDataset, TensorDataset | None]:
+    """What is trained, and on what: a last layer on frozen features, or images that are their own targets."""
+    from torch.utils.data import TensorDataset
+
+    from clipwise.data import DATASETS
+    from clipwise.models import get_architecture
+    from clipwise.models.freezing import FeaturesAndHead, on_features, trains_last_layer_only
+
+    if isinstance(network, FeaturesAndHead) and trains_last_layer_only(network):
+        if not quiet:
+            console.print("note: only the last layer is trained; the frozen features of each record are computed once")
+        last, dataset = on_features(network, dataset, keep=settings.data in DATASETS)
+        return last, dataset.train, dataset.test
+    if get_architecture(str(settings.model)).reconstructs:
+        train, test = (
+            None if part is None else TensorDataset(part.tensors[0], part.tensors[0])
+            for part in (dataset.train, dataset.test)
+        )
+        return network, train or dataset.train, test
+    return network, dataset.train, dataset.test
 
 
 def parse_option(text: str) -> tuple[str, Any]:
@@ -189,16 +275,22 @@ def _range(text: str) -> tuple[str, list[float]]:
     return column if equals else EVERY_COLUMN, [low, high]
 
 
-def _fit(settings: TrainConfig, dataset: DataSet, network: nn.Module, folder: RunFolder, *, quiet: bool) -> Fit:
+def _fit(
+    settings: TrainConfig, dataset: DataSet, network: nn.Module, folder: RunFolder, *, quiet: bool
+) -> tuple[Fit, TensorDataset | None]:
+    """The finished run, and the test records in the form that the trained part of the model takes."""
     from clipwise.clipping import METHODS
+    from clipwise.fairness.grouping import find_grouping
     from clipwise.train import fit
 
     options, groups = settings.method_options, None
-    if METHODS[settings.method].needs_groups:  # the groups of a classification data set are its classes
-        options, groups = {"number_of_groups": dataset.classes, **options}, _target
+    console = output.messages()
+    trained, train_part, test_part = _for_training(settings, dataset, network, console, quiet=quiet)
+    grouping = find_grouping(dataset, settings.group_by)
+    if METHODS[settings.method].needs_groups or settings.group_counts is not None:
+        train_part, groups = _with_groups(train_part, grouping), _group
     lines: list[dict[str, Any]] = []
     path: list[dict[str, Any]] = []
-    console = output.messages()
     with _notices_on(console), _progress(console, quiet) as progress:
         task = progress.add_task("calibrating the noise", total=None)
 
@@ -211,14 +303,14 @@ def _fit(settings: TrainConfig, dataset: DataSet, network: nn.Module, folder: Ru
             lines.append(output.finite(line))
             folder.write_lines("metrics.jsonl", lines)
             folder.write_lines("path.jsonl", path)
-            text = f"epoch {line['epoch']}/{settings.epochs}  {_figures(line['accuracy'], line['epsilon'])}"
+            text = f"epoch {line['epoch']}/{settings.epochs}  {_figures(line)}"
             progress.update(task, description=text)
             if not (quiet or console.is_terminal):
                 console.print(text, highlight=False)  # no bar in a log file: a line an epoch instead
 
-        return fit(
-            network,
-            dataset.train,
+        done = fit(
+            trained,
+            train_part,
             epsilon=settings.epsilon,
             noise_multiplier=settings.noise_multiplier,
             delta=settings.delta,
@@ -227,10 +319,14 @@ def _fit(settings: TrainConfig, dataset: DataSet, network: nn.Module, folder: Ru
             method=settings.method,
             method_options=options,
             groups=groups,
+            number_of_groups=len(grouping.names),
+            group_counts=settings.group_counts,
             schedule=settings.schedule,
             allow_unsound=settings.allow_unsound,
             optimizer=settings.make_optimizer,
-            test=dataset.test,
+            loss=str(settings.loss),
+            lr_schedule=settings.lr_schedule,
+            test=test_part,
             seed=settings.seed,
             accountant=settings.accountant,
             ledger=folder.ledger,
@@ -238,24 +334,46 @@ def _fit(settings: TrainConfig, dataset: DataSet, network: nn.Module, folder: Ru
             on_epoch=on_epoch,
             on_step=on_step,
         )
+    return done, test_part
 
 
-def _target(batch: Any) -> Any:
-    return batch[1]
+def _with_groups(part: TensorDataset, grouping: Groups) -> TensorDataset:
+    """The records with their group as a third value."""
+    from torch.utils.data import TensorDataset
+
+    return TensorDataset(*part.tensors, grouping.train)
 
 
-def _write(settings: TrainConfig, dataset: DataSet, fit: Fit, folder: RunFolder) -> tuple[dict[str, Any], Statement]:
+def _group(batch: Any) -> Any:
+    return batch[2]
+
+
+def _write(
+    settings: TrainConfig,
+    dataset: DataSet,
+    network: nn.Module,
+    fit: Fit,
+    test_part: TensorDataset | None,
+    folder: RunFolder,
+) -> tuple[dict[str, Any], Statement]:
     """Weights, statement and result; the result is what `--json` prints."""
     from safetensors.torch import save
 
     from clipwise.models import parameter_count
+    from clipwise.models.pretrained import note
 
+    groups = _by_group(settings, dataset, network, fit, test_part)
+    if groups.predicted is not None:
+        folder.write("predictions.npz", groups.predicted)
+    weights = () if settings.pretrained is None else (note(settings.pretrained),)
     statement = dataclasses.replace(
         fit.statement,
-        notes=(*fit.statement.notes, *dataset.notes),
+        notes=(*fit.statement.notes, *dataset.notes, *weights),
         tuning=dataset.tuning or fit.statement.tuning,
+        figures_by_group=groups.said,
+        unsafe_diagnostics=settings.unsafe_diagnostics,
     )
-    folder.write("model.safetensors", save({k: v.contiguous() for k, v in fit.model.state_dict().items()}))
+    folder.write("model.safetensors", save({k: v.contiguous() for k, v in network.state_dict().items()}))
     folder.write("statement.md", statement.to_markdown())
     result = output.finite(
         {
@@ -272,9 +390,14 @@ def _write(settings: TrainConfig, dataset: DataSet, fit: Fit, folder: RunFolder)
             "sample_rate": fit.sample_rate,
             "steps": fit.steps,
             "accuracy": fit.accuracy,
+            **groups.figures,
+            **({} if fit.test_loss is None else {"test_loss": fit.test_loss}),
             "run_dir": str(folder.path),
             "test_size": None if dataset.test is None else len(dataset.test),
-            "parameters": parameter_count(fit.model),
+            "parameters": parameter_count(network),
+            "trained_parameters": parameter_count(network, trained=True),
+            "loss": settings.loss,
+            "lr_schedule": settings.lr_schedule,
             "epochs": settings.epochs,
             "seed": settings.seed,
         }
@@ -283,14 +406,66 @@ def _write(settings: TrainConfig, dataset: DataSet, fit: Fit, folder: RunFolder)
     return result, statement
 
 
+class _ByGroup(NamedTuple):
+    figures: dict[str, Any]  # for the result
+    said: str  # for the statement: where they come from
+    predicted: bytes | None  # predictions.npz, of the test part
+
+
+def _by_group(
+    settings: TrainConfig, dataset: DataSet, network: nn.Module, fit: Fit, test_part: TensorDataset | None
+) -> _ByGroup:
+    """Figures by group: on the test part, which is treated as public; on training records only as released counts, or
+    under a name that says it."""
+    import io
+
+    import numpy as np
+
+    from clipwise.fairness import evaluate
+    from clipwise.fairness.grouping import groupings
+    from clipwise.fairness.metrics import roc_auc
+
+    every = groupings(dataset, settings.group_by)
+    figures: dict[str, Any] = {}
+    said, predicted = [], None
+    answers = None if test_part is None or fit.accuracy is None else evaluate.ask(fit.model, test_part)
+    if answers is not None:
+        figures["auc"] = roc_auc(answers.targets, answers.scores).to_dict()
+        figures["by_group"] = evaluate.figures_by_group(answers, evaluate.groups_of_test(every))
+        file = io.BytesIO()
+        numbers = {f"group {name}": groups for name, (_, groups) in evaluate.groups_of_test(every).items()}
+        arrays = {"predicted": answers.predicted, "targets": answers.targets, **numbers}
+        np.savez(file, **{name: array.astype(np.int16) for name, array in arrays.items()})  # type: ignore[arg-type]
+        predicted = file.getvalue()
+        said.append("on the test part, which is treated as public")
+    if fit.group_counts is not None:
+        names = every[settings.group_by].names
+        figures["group_counts"] = {
+            "group_by": settings.group_by,
+            "noise_multiplier": fit.group_counts.noise_multiplier,
+            "groups": fit.group_counts.to_list(names),
+        }
+        said.append(
+            f"on the training records, by {settings.group_by}: one release of {2 * len(names)} counts (right and wrong), l2 "
+            f"bound 1, noise multiplier {fit.group_counts.noise_multiplier:g}, sample rate 1, charged as the last of the steps"
+        )
+    if settings.unsafe_diagnostics and (exact := evaluate.ask(network, dataset.train)) is not None:
+        figures["unsafe_by_group"] = evaluate.figures_by_group(exact, evaluate.groups_of_train(every))
+        said.append("**exact ones on the training records, at the user's request: not private**")
+    return _ByGroup(figures, "; ".join(said) or "none were computed by Clipwise", predicted)
+
+
 def _summary(result: Mapping[str, Any], folder: RunFolder) -> None:
     guarantee = "none: trained without privacy"
     if result["private"]:
         guarantee = f"epsilon = {_rounded_up(result['epsilon'])} at delta = {result['delta']:g}"
         guarantee += f" ({result['accountant']} accountant)"
     accuracy = "no test data" if result["accuracy"] is None else f"{result['accuracy']:.2%} on test data"
+    if "test_loss" in result:
+        accuracy = f"squared error {result['test_loss']:.6f} on test data"
     rows = [
         f"accuracy   {accuracy}",
+        *_group_rows(result),
         f"privacy    {guarantee}",
         f"trained    {result['model']} on {result['data']}, {result['steps']} steps, method {result['method']}",
         f"run folder {folder.path}",
@@ -299,8 +474,29 @@ def _summary(result: Mapping[str, Any], folder: RunFolder) -> None:
     Console().print(Panel("\n".join(rows), title="clipwise train", title_align="left", expand=False), markup=False)
 
 
-def _figures(accuracy: float | None, epsilon: float | None) -> str:
+def _group_rows(result: Mapping[str, Any]) -> list[str]:
+    """The worst group on test data; released counts and exact figures on training records, where they were asked for."""
+    rows = []
+    for name, figures in result.get("by_group", {}).items():
+        if figures["worst_group"] is not None:
+            rows.append(
+                f"by {name:<7} lowest {figures['worst_group_accuracy']['value']:.2%} (group {figures['worst_group']})"
+            )
+    for row in result.get("group_counts", {}).get("groups", []):
+        value = row.get("note") or f"{row['accuracy']:.2%}"
+        rows.append(f"released   group {row['group']}: {value} on training records")
+    for name, figures in result.get("unsafe_by_group", {}).items():
+        rows += [
+            f"NOT PRIVATE  {name} {row['group']}: {row.get('note') or format(row['accuracy'], '.2%')} on training records"
+            for row in figures["groups"]
+        ]
+    return rows
+
+
+def _figures(line: Mapping[str, Any]) -> str:
+    accuracy, epsilon = line["accuracy"], line["epsilon"]
     parts: Sequence[str | None] = (
+        f"test loss {line['test_loss']:.6f}" if "test_loss" in line else None,
         None if accuracy is None else f"accuracy {accuracy:.2%}",
         None if epsilon is None or math.isinf(epsilon) else f"epsilon {_rounded_up(epsilon)}",
     )

@@ -18,7 +18,8 @@ from torch import Tensor
 from clipwise import validate
 from clipwise.clipping.contract import Context, Method, bounded, option
 from clipwise.clipping.global_scaling import GlobalState
-from clipwise.types import BadArgument, Decision, Released
+from clipwise.schedules import make_schedule
+from clipwise.types import Decision, Released
 
 SMALLEST = 1e-12  # z_e is not taken below this
 
@@ -29,27 +30,26 @@ class GlobalAdaptV2(Method):
     summary = "global scaling up to a bound that decays stepwise, normalisation above it"
     reference = "Chilukoti et al., DP-SGD-Global-Adapt-V2-S: Triad Improvements of Privacy, Accuracy and Fairness via Step Decay, 2025"
     adapts = "the upper bound z, by a public schedule"
-    tune = ("upper", "decay", "every")
+    tune = ("upper", "upper_schedule")
     guarantee = "weight x norm <= c0 for any z, and z depends on no data"
 
     threshold: float = option(1.0, "c0, the largest contribution of one example")
     upper: float = option(3.0, "z_0, up to which gradients are scaled alike at the start")
-    decay: float = option(0.5, "R of the upper bound: z falls to R z")
-    every: int = option(10, "K of the upper bound: every so many epochs")
+    upper_schedule: str = option("step:decay=0.25,every=10", "how z falls, as text; it gives z^2, as it does sigma^2")
     w: float = option(0.1, "where the weight of long gradients turns over")
 
     def __post_init__(self) -> None:
-        for name in ("threshold", "upper", "decay", "w"):
+        for name in ("threshold", "upper", "w"):
             validate.positive(name, getattr(self, name))
-        if self.decay > 1:
-            raise BadArgument(f"decay={self.decay!r} would make the upper bound grow; give a factor of at most 1")
-        validate.count("every", self.every)
+        make_schedule(self.upper_schedule)
 
     def init(self, context: Context) -> GlobalState:
         return self._at(context, 0)
 
     def _at(self, context: Context, step: int) -> GlobalState:
-        return GlobalState(max(SMALLEST, self.upper * self.decay ** (context.epoch(step) // self.every)))
+        schedule = make_schedule(self.upper_schedule)
+        factor = schedule.factor(step, sample_rate=context.sample_rate, steps=context.steps or None)
+        return GlobalState(max(SMALLEST, self.upper * factor))
 
     def l2_bound(self, state: GlobalState) -> float:  # noqa: ARG002
         return float(self.threshold)

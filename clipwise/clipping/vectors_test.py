@@ -192,7 +192,7 @@ def test_oso_directions_are_those_of_clipped_gradients():
 
 def test_global_adapt_v2_trajectory_by_hand():
     """q = 1/2, so two steps an epoch; every 2 epochs z halves: steps 0-3 z = 3, 4-7 1.5, 8-11 .75."""
-    method = make_method("global-adapt-v2", every=2)
+    method = make_method("global-adapt-v2", upper_schedule="step:decay=0.25,every=2")
     public = context(rate=0.5)
     state, seen = method.init(public), []
     for step in range(10):

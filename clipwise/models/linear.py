@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from torch import nn
 
-from clipwise.models.architecture import Architecture
+from clipwise.models.architecture import ANY, Architecture, Records
+from clipwise.models.tokens import refuse_tokens
 
 
-def _build(shape: tuple[int, ...], classes: int) -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
+def _build(records: Records, _: Any) -> nn.Module:
+    refuse_tokens("linear", records)
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(records.shape), records.classes))
 
 
-LINEAR = Architecture("linear", "logistic regression, for records of any shape", _build)
+LINEAR = Architecture(
+    name="linear",
+    summary="logistic regression, for records of any shape",
+    records=ANY,
+    build=_build,
+    typical="adult",
+)

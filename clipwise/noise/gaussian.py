@@ -13,13 +13,34 @@ import math
 from collections.abc import Sequence
 
 import torch
+from cryptography.hazmat.primitives.ciphers import CipherContext
 from torch import Tensor
 
 from clipwise.keystream import Key
 from clipwise.types import LoopMisuse
 
-_PAIRS = 1 << 16  # numbers are made two by two, in pieces that stay in the cache
-_ZEROS = bytes(12 * _PAIRS)
+_PAIRS = 1 << 17  # numbers are made two by two, in pieces that stay in the cache and are worth an operation's overhead
+_ZEROS = memoryview(bytes(12 * _PAIRS))
+
+
+class _Stream:
+    """The random words of one query, and room to make normal numbers of them: filled again for each piece, so that it
+    stays in the cache."""
+
+    def __init__(self, keystream: CipherContext, pairs: int, wide: torch.dtype):
+        self._keystream = keystream
+        self._buffer = bytearray(12 * pairs)
+        self._words = torch.frombuffer(self._buffer, dtype=torch.int32)
+        self._wide = torch.empty(3 * pairs, dtype=wide)
+        self._out = torch.empty(2 * pairs, dtype=wide)
+
+    def next(self, pairs: int) -> tuple[Tensor, Tensor]:
+        """(3 * pairs,) numbers: twice `pairs` in [0, 2^31), then `pairs` in [-2^31, 2^31); and (2 * pairs,) to be
+        written."""
+        self._keystream.update_into(_ZEROS[: 12 * pairs], self._buffer)
+        words = self._words[: 3 * pairs]
+        words[: 2 * pairs].bitwise_and_(0x7FFFFFFF)
+        return self._wide[: 3 * pairs].copy_(words), self._out[: 2 * pairs]
 
 
 class GaussianNoise:
@@ -32,7 +53,8 @@ class GaussianNoise:
         self._streams = 0
 
     def add(self, sums: Sequence[Tensor], std: float, *, step: int) -> tuple[Tensor, ...]:
-        """sums + N(0, std^2), as new tensors. Each query of a step has a stream of its own; a past step is refused."""
+        """sums + N(0, std^2), in the sums' own memory, so that no sum without its noise is left behind. Each query of a
+        step has a stream of its own; a past step is refused."""
         if step < self._step:
             raise LoopMisuse(
                 f"noise for step {step} was asked for after that of step {self._step}; noise is never drawn twice"
@@ -40,28 +62,50 @@ class GaussianNoise:
         if step > self._step:
             self._step, self._streams = step, 0
         stream, self._streams = self._streams, self._streams + 1
-        if std == 0:
-            return tuple(total.clone() for total in sums)
+        sums = tuple(total.contiguous() for total in sums)
         wide = torch.float64 if any(total.dtype == torch.float64 for total in sums) else torch.float32
-        # One draw for all tensors: many small ones would each pay for a cipher and a dozen small operations.
-        noise = self._standard_normal(sum(total.numel() for total in sums), stream, wide).mul_(std)
-        pieces = noise.split([total.numel() for total in sums])
-        return tuple(piece.view(total.shape).to(total).add_(total) for piece, total in zip(pieces, sums, strict=True))
+        left = sum(total.numel() for total in sums)
+        if std == 0 or left == 0:
+            return sums
+        # One stream of pieces for all tensors: many small ones would each pay for a cipher and a dozen small operations,
+        # while the noise of a large model, drawn whole, would go through memory again and again.
+        source = _Stream(self._keystream(stream), min(_PAIRS, (left + 1) // 2), wide)
+        waiting = [total.view(-1) for total in reversed(sums)]
+        while left:
+            piece = self._standard_normal(min(left, 2 * _PAIRS), source, wide)
+            left -= len(piece)
+            places = _take(waiting, len(piece))
+            shares = piece.split([len(place) for place in places])
+            if any(place.device != piece.device for place in places):
+                shares = tuple(share.to(place.device) for share, place in zip(shares, places, strict=True))
+            torch._foreach_add_(places, shares, alpha=std)
+        return sums
 
-    def _standard_normal(self, count: int, stream: int, wide: torch.dtype) -> Tensor:
-        out = torch.empty(count, dtype=wide)
-        keystream = self._key.keystream(step=self._step, rank=self._rank, stream=stream)
-        buffer = bytearray(12 * min(_PAIRS, (count + 1) // 2))
-        words = torch.frombuffer(buffer, dtype=torch.int32) if count else torch.empty(0)
-        for start in range(0, count, 2 * _PAIRS):
-            pairs = min(_PAIRS, (count - start + 1) // 2)
-            keystream.update_into(memoryview(_ZEROS)[: 12 * pairs], buffer)
-            high, low, turn = words[:pairs], words[pairs : 2 * pairs], words[2 * pairs : 3 * pairs]
-            # u in (0, 1]: 31 bits, and 31 more below them, so that small u (the tail) keep their precision
-            u = high.bitwise_and_(0x7FFFFFFF).to(wide).add_(low.bitwise_and_(0x7FFFFFFF).to(wide), alpha=2.0**-31)
-            radius = u.mul_(2.0**-31).clamp_min_(2.0**-62).log_().mul_(-2).sqrt_()
-            angle = turn.to(wide).mul_(math.pi * 2.0**-31)
-            torch.mul(angle.cos(), radius, out=out[start : start + pairs])
-            second = min(pairs, count - start - pairs)
-            torch.mul(angle.sin_()[:second], radius[:second], out=out[start + pairs : start + pairs + second])
-        return out
+    def _keystream(self, stream: int) -> CipherContext:
+        return self._key.keystream(step=self._step, rank=self._rank, stream=stream)
+
+    def _standard_normal(self, count: int, source: _Stream, wide: torch.dtype) -> Tensor:  # noqa: ARG002
+        """The next numbers of a stream, at most 2 * _PAIRS, good until the next call."""
+        pairs = (count + 1) // 2
+        drawn, out = source.next(pairs)
+        high, low, turn = drawn.split(pairs)
+        # u in (0, 1]: 31 bits, and 31 more below them, so that small u (the tail) keep their precision
+        u = high.add_(low, alpha=2.0**-31)
+        radius = u.mul_(2.0**-31).clamp_min_(2.0**-62).log_().mul_(-2).sqrt_()
+        angle = turn.mul_(math.pi * 2.0**-31)
+        torch.cos(angle, out=out[:pairs]).mul_(radius)
+        torch.sin(angle, out=out[pairs:]).mul_(radius)
+        return out[:count]
+
+
+def _take(waiting: list[Tensor], count: int) -> list[Tensor]:
+    """The first `count` numbers off a stack of flat tensors, as views."""
+    places = []
+    while count:
+        flat = waiting.pop()
+        if len(flat) > count:
+            waiting.append(flat[count:])
+            flat = flat[:count]
+        places.append(flat)
+        count -= len(flat)
+    return places

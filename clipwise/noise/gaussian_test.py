@@ -5,7 +5,7 @@ import torch
 from scipy import stats
 
 from clipwise.keystream import Key
-from clipwise.noise import GaussianNoise
+from clipwise.noise import GaussianNoise, gaussian
 from clipwise.types import BadArgument, LoopMisuse
 
 
@@ -39,12 +39,38 @@ def test_tails_reach_beyond_the_32_bit_limit():
     )
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 3, (1 << 17) - 1, 1 << 17, (1 << 17) + 1, (1 << 18) + 5])
+PIECE = 2 * gaussian._PAIRS
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE + 5])
 def test_every_size_is_filled(count):
     x = draw(count)
     assert x.shape == (count,)
     assert x.isfinite().all()
     assert (x != 0).all()
+
+
+@pytest.mark.parametrize("shapes", [[(3,), (PIECE + 7,), (), (2, 5)], [(PIECE,), (0,), (1,)], [(5, PIECE // 2 + 1)]])
+def test_each_number_of_the_stream_is_added_once_wherever_tensors_and_pieces_end(shapes):
+    count = sum(torch.Size(shape).numel() for shape in shapes)
+    sums = [torch.full(shape, float(i)) for i, shape in enumerate(shapes)]
+    kept = [total.clone() for total in sums]
+    noised = GaussianNoise(Key.from_seed(1)).add(sums, 2.0, step=0)
+    assert [total.shape for total in noised] == [torch.Size(shape) for shape in shapes]
+    added = torch.cat([(n - k).flatten() for n, k in zip(noised, kept, strict=True)])
+    torch.testing.assert_close(added, 2 * draw(count), rtol=0, atol=1e-5)
+    assert all(n.data_ptr() == s.data_ptr() for n, s in zip(noised, sums, strict=True))
+
+
+def test_a_sum_that_is_not_contiguous_and_other_types():
+    turned = torch.zeros(30, 20).T
+    torch.testing.assert_close(GaussianNoise(Key.from_seed(1)).add([turned], 1.0, step=0)[0].flatten(), draw(600))
+    half, double = torch.zeros(8, dtype=torch.bfloat16), torch.zeros(8, dtype=torch.float64)
+    both = GaussianNoise(Key.from_seed(1)).add([half, double], 1.0, step=0)
+    assert [total.dtype for total in both] == [torch.bfloat16, torch.float64]
+    want = draw(16, dtype=torch.float64)
+    torch.testing.assert_close(both[1], want[8:])
+    torch.testing.assert_close(both[0], want[:8].bfloat16())
 
 
 def test_noise_is_a_function_of_key_step_rank_and_tensor():

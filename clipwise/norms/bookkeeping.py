@@ -32,7 +32,9 @@ from clipwise.norms.tape import Tape
 from clipwise.norms.units import Unit, find_units, run_generic, spread_shape, swapped
 from clipwise.types import LoopMisuse, Unsupported
 
-DIRECT_BYTES = 192 * 2**20  # a layer and physical batch: beyond it gradients are not stored where there is a choice
+# A layer and physical batch: beyond it gradients are not stored where there is a choice. glibc takes larger blocks from
+# the system every time anew.
+DIRECT_BYTES = 24 * 2**20
 
 
 class _Tap(torch.autograd.Function):

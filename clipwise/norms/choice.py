@@ -2,8 +2,11 @@
 
 On a CPU no formula predicts well which of several exact ways to the same norms is fastest, so each is tried on the
 first batch of a kind and the choice is kept. `by_rule=True` takes a kernel's first candidate instead: for runs that
-must be repeated bit by bit. Ways that would store per-example gradients beyond the cap are left out: a private step
-must not need much more memory than a plain one.
+must be repeated bit by bit.
+
+A private step must not need much more memory than a plain one. So per-example gradients are stored for no more rows of a
+layer than a cap allows, where there is another way for the rest; and what a way keeps until the sums are taken counts as
+time, about what the system takes to hand out that much memory.
 """
 
 from __future__ import annotations
@@ -14,9 +17,11 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor
 
-from clipwise.norms.kernel import Call, Part, Way
+from clipwise.norms.kernel import Call, Part, Way, split
 
 REPEATS = 3
+SECONDS_PER_BYTE = 0.1 / 2**30  # page faults take 0.2 to 2 s a GB; most memory has been handed out before
+FEWEST = 4  # direct for less than one row in so many is not worth a split
 
 
 class Chooser:
@@ -37,20 +42,24 @@ class Chooser:
             b.shape[0].bit_length(),
             b.shape[1:],
             *(s.shape[1:] for s in saved),
+            tuple(ways),
         )
         name = self._chosen.get(key)
-        if name is None or name not in ways:
-            name = self._chosen[key] = self._fastest(ways, call, saved, b)
+        if name is None:
+            name = self._chosen[key] = self._cheapest(ways, call, saved, b)
         return ways[name](call, saved, b)
 
     def _affordable(self, call: Call, b: Tensor, ways: dict[str, Way]) -> dict[str, Way]:
-        stored = b.shape[0] * b.element_size() * sum(p.numel() for p in call.params.values())
-        if stored <= self._max_direct_bytes:
+        """The ways, those named direct for as many rows as fit under the cap, and another for the rest."""
+        rows, fit = b.shape[0], self._max_direct_bytes // max(1, _gradient_bytes(call, b))
+        others = [way for name, way in ways.items() if not _is_direct(name)]
+        if rows <= fit or not others:
             return ways
-        return {name: way for name, way in ways.items() if not name.startswith("direct")} or ways
+        if FEWEST * fit < rows:
+            return {name: way for name, way in ways.items() if not _is_direct(name)}
+        return {name: split(way, others[0], fit) if _is_direct(name) else way for name, way in ways.items()}
 
-    @staticmethod
-    def _fastest(ways: dict[str, Way], call: Call, saved: tuple[Tensor, ...], b: Tensor) -> str:
+    def _cheapest(self, ways: dict[str, Way], call: Call, saved: tuple[Tensor, ...], b: Tensor) -> str:
         ones = torch.ones(b.shape[0], dtype=b.dtype, device=b.device)
         best: dict[str, float] = {}
         for _ in range(REPEATS):
@@ -60,7 +69,21 @@ class Chooser:
                 way(call, saved, b).weighted_sum(ones)
                 _wait(b)
                 best[name] = min(best.get(name, float("inf")), time.perf_counter() - start)
-        return min(best, key=best.__getitem__)
+        return min(best, key=lambda name: best[name] + SECONDS_PER_BYTE * self._kept_bytes(name, call, saved, b))
+
+    def _kept_bytes(self, name: str, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> int:
+        rows, size = b.shape[0], _gradient_bytes(call, b)
+        stored = min(rows, self._max_direct_bytes // max(1, size)) if _is_direct(name) else 0
+        return stored * size + (rows - stored) * (b.nbytes + sum(s.nbytes for s in saved)) // rows
+
+
+def _is_direct(name: str) -> bool:
+    return name.startswith("direct")
+
+
+def _gradient_bytes(call: Call, b: Tensor) -> int:
+    """Of one example."""
+    return b.element_size() * sum(p.numel() for p in call.params.values())
 
 
 def _wait(t: Tensor) -> None:

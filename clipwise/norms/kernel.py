@@ -6,9 +6,10 @@ backward pass, a *kernel* turns (call, b) into a `Part`:
     squared_norms      (rows,)  ||g_i||^2 over the parameters of this call
     weighted_sum(w)    role -> sum_i w_i g_i; may be called several times, with other weights
 
-`Direct` stores the per-example gradients; `Ghost` stores inputs and output gradients, and never forms them. Both must
-agree with a loop over single examples to rounding; a part's row i depends on row i of its tensors alone, so that a
-record with NaN in it can be taken out (`drop_rows`) without touching the others.
+`Direct` stores the per-example gradients; `Ghost` stores inputs and output gradients, and never forms them; `Split` is
+one way for the first rows and another for the rest. All must agree with a loop over single examples to rounding; a
+part's row i depends on row i of its tensors alone, so that a record with NaN in it can be taken out (`drop_rows`)
+without touching the others.
 """
 
 from __future__ import annotations
@@ -58,6 +59,23 @@ class Ghost:
         return self._finish(weights, *self._tensors)
 
 
+class Split:
+    """The first rows of a call in one part, the others in another."""
+
+    def __init__(self, first: Part, rest: Part):
+        self._first, self._rest = first, rest
+        self._at = len(first.squared_norms)
+        self.squared_norms = torch.cat([first.squared_norms, rest.squared_norms])
+
+    def drop_rows(self, bad: Tensor) -> None:
+        self._first.drop_rows(bad[: self._at])
+        self._rest.drop_rows(bad[self._at :])
+
+    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
+        rest = self._rest.weighted_sum(weights[self._at :])
+        return {role: total.add_(rest[role]) for role, total in self._first.weighted_sum(weights[: self._at]).items()}
+
+
 @dataclass(frozen=True, eq=False)
 class Call:
     """One use of some parameters in the forward pass. `params` holds the trainable ones only, by role ("weight",
@@ -92,6 +110,17 @@ class Kernel:
 
 
 Way = Callable[[Call, tuple[Tensor, ...], Tensor], Part]
+
+
+def split(first: Way, rest: Way, at: int) -> Way:
+    """`first` for the rows before `at`, `rest` from there on."""
+
+    def way(call: Call, saved: tuple[Tensor, ...], b: Tensor) -> Part:
+        # Copies, because a slice that is kept would keep the whole tensor.
+        others = rest(call, tuple(s[at:].clone() for s in saved), b[at:].clone())
+        return Split(first(call, tuple(s[:at] for s in saved), b[:at]), others)
+
+    return way
 
 
 class PerExample(Kernel):

@@ -25,10 +25,9 @@ class Tape:
         self._parts = list(parts)
         self._scale = scale
         self.rows = rows
-        squares = torch.zeros(rows, dtype=torch.float64, device=parameters[0].device)
-        for _, part in parts:
-            squares += part.squared_norms.to(squares)
-        self.norms = squares.sqrt_() * scale
+        device = parameters[0].device
+        squares = [part.squared_norms.to(device) for _, part in parts] or [torch.zeros(rows, device=device)]
+        self.norms = torch.stack(squares).sum(0, dtype=torch.float64).sqrt_() * scale
         # Norms and sums carry rounding errors of a few eps; weights shrunk by this much keep the bound true all the
         # same.
         self.slack = 16 * max(torch.finfo(p.dtype).eps for p in parameters)
@@ -41,11 +40,12 @@ class Tape:
         """sum_i weights[i] * g_i, one tensor for each parameter, in their order. The `last` sum gives each layer's
         memory back as soon as it is summed."""
         usable = torch.where(self.norms.isfinite(), weights.to(self.norms), 0) * self._scale
+        usable_as = {p.dtype: usable.to(p.dtype) for p in self._parameters}
         place = {id(p): i for i, p in enumerate(self._parameters)}
         sums: list[Tensor | None] = [None] * len(self._parameters)
         for call, part in self._taken() if last else self._parts:
             some = next(iter(call.params.values()))
-            for role, value in part.weighted_sum(usable.to(some.dtype)).items():
+            for role, value in part.weighted_sum(usable_as[some.dtype]).items():
                 p = call.params[role]
                 i = place[id(p)]
                 piece = call.pieces.get(role)

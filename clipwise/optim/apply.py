@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -25,8 +26,9 @@ def hand_over(
     """p.grad = released sum / expected batch size (the sum's memory is re-used), and the public values of the step: the
     rate that a method has learned (None leaves the user's own rate and scheduler alone), and the std of the noise on
     p.grad, for an optimizer whose groups have a place for it."""
+    torch._foreach_div_(list(released.gradient), expected_batch_size)
     for p, total in zip(parameters, released.gradient, strict=True):
-        p.grad = total.div_(expected_batch_size)
+        p.grad = total
     for group in optimizer.param_groups:
         if learning_rate is not None:
             group["lr"] = learning_rate

@@ -31,6 +31,7 @@ def run_page(record: RunRecord, figures: list[Figure], *, beside: Path) -> str:
         hint = "" if "epsilon" in {f.name for f in figures} else "Epsilon is infinite throughout, and so has no chart. "
         hint += "Values appear under the pointer; with the keyboard, focus a chart and use the arrow keys."
         body.append(html.section("Over the run", html.text(hint), html.charts(figures)))
+    body += _by_group(record)
     if record.lines:
         body.append(html.section("Every number", html.details("The lines of metrics.jsonl", *_metrics(record))))
     ends = [html.section("Files", html.links(_links(record, figures, beside)))]
@@ -94,6 +95,54 @@ def _statement(record: RunRecord, summary: Mapping[str, Any]) -> str:
             f"({_epsilon(record, summary)[0]}, {summary['delta']:g})-differentially private."
         )
     return "<h2>Privacy statement</h2>" + html.text(sentence)
+
+
+def _by_group(record: RunRecord) -> list[str]:
+    """Figures of each group, where the result holds them, and on which records they were computed."""
+    result, sections = record.result, []
+    for name, figures in _mappings(result.get("by_group")).items():
+        where = "On the test part, which is treated as public."
+        sections.append(_group_section(f"Accuracy by group: {name}", where, figures))
+    released = result.get("group_counts")
+    if isinstance(released, Mapping):
+        where = f"On the training records, released with noise (standard deviation {released.get('noise_multiplier')})."
+        title = f"Accuracy by group, released: {released.get('group_by')}"
+        sections.append(_group_section(title, where + " The cost is part of epsilon.", released))
+    for name, figures in _mappings(result.get("unsafe_by_group")).items():
+        where = "Exact figures on the training records (--unsafe-diagnostics): they are NOT private."
+        sections.append(_group_section(f"Accuracy by group, not private: {name}", where, figures))
+    return sections
+
+
+def _mappings(value: Any) -> dict[str, Mapping[str, Any]]:
+    found = value if isinstance(value, Mapping) else {}
+    return {str(name): item for name, item in found.items() if isinstance(item, Mapping)}
+
+
+def _group_section(title: str, where: str, figures: Mapping[str, Any]) -> str:
+    lines = figures.get("groups")
+    lines = [line for line in lines if isinstance(line, Mapping)] if isinstance(lines, list) else []
+    columns = list(dict.fromkeys(key for line in lines for key in line))
+    others = [
+        f"{key.replace('_', ' ')}: {_measure(value)}"
+        for key, value in figures.items()
+        if isinstance(value, Mapping) and "value" in value
+    ]
+    blocks = [html.text(where), *map(html.text, others)]
+    if columns:
+        rows = [[_shown_or_none(line.get(column)) for column in columns] for line in lines]
+        blocks.append(html.table(columns, rows, caption="a line a group; press a heading to sort"))
+    return html.section(title, *blocks)
+
+
+def _measure(measure: Mapping[str, Any]) -> str:
+    value, note = number(measure.get("value")), measure.get("note")
+    figure = "none" if value is None else short(value)
+    return f"{figure} ({note})" if note else figure
+
+
+def _shown_or_none(value: Any) -> Any:
+    return None if value is None else _shown(value)
 
 
 def _metrics(record: RunRecord) -> list[str]:

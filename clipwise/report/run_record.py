@@ -22,6 +22,7 @@ FILES = (
     "metrics.jsonl",
     "path.jsonl",
     "result.json",
+    "predictions.npz",
     "model.safetensors",
 )
 

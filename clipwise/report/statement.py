@@ -37,6 +37,8 @@ class Statement:
     ledger: str
     ledger_head: str
     tuning: str = "nothing was tuned on this data by Clipwise; runs made before this one are not counted here"
+    figures_by_group: str = "none were computed by Clipwise"
+    unsafe_diagnostics: bool = False
     notes: tuple[str, ...] = ()
     versions: str
 
@@ -106,6 +108,7 @@ class Statement:
             ),
             ("ledger", f"{self.ledger}, head {self.ledger_head[:16]}"),
             ("tuning", self.tuning),
+            ("figures by group", self.figures_by_group),
             ("software", self.versions),
         ]
 
@@ -122,6 +125,12 @@ class Statement:
                 0,
                 "**The randomness came from a seed.** The guarantee holds only while the seed stays secret and is used for no other run on this data: "
                 "for studies and tests, not for release.",
+            )
+        if self.unsafe_diagnostics:
+            limits.insert(
+                0,
+                "**Exact figures on the training records were printed (--unsafe-diagnostics).** They are not private: the "
+                "guarantee says nothing to whoever sees them.",
             )
         if not self.sound and self.private:
             limits.insert(0, "**The clipping method has no valid guarantee.** Epsilon is reported as infinite.")

@@ -16,6 +16,7 @@
     method = "fixed"
     method_options = { threshold = 0.1 }
     published = { "1" = 95.1, "3" = 97.2 }  # the source's own figures in per cent, by epsilon
+    published_gap = { "1" = 9.4 }            # and its privacy cost gap (see `clipwise fairness`)
 
     [quick]                                 # what `--quick` changes: common, grid, and which variants
     variants = ["fixed, C = 0.1"]
@@ -31,7 +32,7 @@ import json
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,8 @@ from clipwise.types import BadArgument
 
 _FACTS = {"title": "", "source": "", "differs": "", "minutes": 0.0, "tuning": "not said"}
 _KEYS = {*_FACTS, "common", "grid", "variant", "quick"}
-_OWN = {"name", "published"}  # of a variant, beside options
+_ABOUT = "study.json"
+_OWN = {"name", "published", "published_gap"}  # of a variant, beside options
 
 
 @dataclass(frozen=True)
@@ -50,12 +52,40 @@ class Trial:
     variant: str
     config: TrainConfig
     published: Mapping[str, float] = field(default_factory=dict)
+    published_gap: Mapping[str, float] = field(default_factory=dict)  # privacy cost gap, for `clipwise fairness`
 
     @property
     def id(self) -> str:
         options = self.config.model_dump(exclude={"out"}, exclude_none=True)
         written = json.dumps(options, sort_keys=True, default=str)  # inf and nan read as such, which is enough here
         return hashlib.sha256(written.encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True)
+class About:
+    """What a table or a page says of a study; kept beside its results as study.json."""
+
+    name: str
+    title: str
+    source: str
+    differs: str
+    minutes: float
+    tuning: str
+    trials: int
+    published: Mapping[str, Mapping[str, float]]  # for each variant, in order: the source's own figures by epsilon
+    command: str
+
+    def write(self, folder: Path) -> None:
+        (folder / _ABOUT).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, folder: Path) -> About:
+        try:
+            return cls(**json.loads((folder / _ABOUT).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise BadArgument(
+                f"{folder / _ABOUT} is damaged ({error}); run the study again, which keeps its results"
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -68,6 +98,11 @@ class Study:
     tuning: str
     trials: tuple[Trial, ...]
 
+    def about(self, command: str) -> About:
+        published = {trial.variant: dict(trial.published) for trial in self.trials}
+        facts = {name: getattr(self, name) for name in ("name", *_FACTS)}
+        return About(**facts, trials=len(self.trials), published=published, command=command)
+
 
 def read_study(path: Path, *, quick: bool = False) -> Study:
     """The study with all its trials, checked: whatever is wrong with the hundredth is said before the first runs."""
@@ -75,6 +110,11 @@ def read_study(path: Path, *, quick: bool = False) -> Study:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise BadArgument(f"study={str(path)!r} cannot be read ({error}); give a TOML file, see studies/") from error
+    return make_study(values, path, quick=quick)
+
+
+def make_study(values: Mapping[str, Any], path: Path, *, quick: bool = False) -> Study:
+    """The study of these values; `path` names it, in messages too."""
     if unknown := values.keys() - _KEYS:
         raise BadArgument(f"study={str(path)!r}: {sorted(unknown)} unknown; known are {', '.join(sorted(_KEYS))}")
     common, grid = _table(values, "common", path), _table(values, "grid", path)
@@ -122,7 +162,7 @@ def _trials(path: Path, common: dict[str, Any], grid: dict[str, Any], variant: d
         if config.seed is None:
             raise BadArgument(f"study={str(path)!r}, variant {name!r}: no seed; add one to [common] or [grid]")
         _check(config)
-        trials.append(Trial(name, config, variant.get("published", {})))
+        trials.append(Trial(name, config, variant.get("published", {}), variant.get("published_gap", {})))
     return trials
 
 

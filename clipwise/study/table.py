@@ -8,9 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clipwise.study.definition import Study
+from clipwise.study.definition import About
 
 NOT_PRIVATE = "not private"
+LEGEND = (
+    "Test accuracy in per cent, mean ± standard deviation over the seeds. Epsilon is the honest one, every step "
+    "counted, and equal for all methods in a column."
+)
 
 
 @dataclass(frozen=True)
@@ -39,10 +43,9 @@ class Cell:
         return f"{self.mean:.2f}" + ("" if self.spread is None else f" ± {self.spread:.2f}")
 
 
-def summarise(study: Study, lines: Iterable[Mapping[str, Any]]) -> list[Cell]:
+def summarise(about: About, lines: Iterable[Mapping[str, Any]]) -> list[Cell]:
     """Cells in the order of the study's variants and of rising epsilon."""
-    published = {trial.variant: trial.published for trial in study.trials}
-    order = {variant: place for place, variant in enumerate(published)}
+    order = {variant: place for place, variant in enumerate(about.published)}
     groups: dict[tuple[str, str, str, float | None], list[Mapping[str, Any]]] = {}
     for line in lines:
         if line.get("accuracy") is not None:
@@ -51,7 +54,7 @@ def summarise(study: Study, lines: Iterable[Mapping[str, Any]]) -> list[Cell]:
     cells = []
     for (data, model, variant, epsilon), runs in groups.items():
         spent = [run["epsilon"] for run in runs]
-        known = published.get(variant, {}).get("inf" if epsilon is None else f"{epsilon:g}")
+        known = about.published.get(variant, {}).get("inf" if epsilon is None else f"{epsilon:g}")
         cells.append(
             Cell(
                 data,
@@ -67,23 +70,22 @@ def summarise(study: Study, lines: Iterable[Mapping[str, Any]]) -> list[Cell]:
     return sorted(cells, key=lambda c: (c.data, c.model, order.get(c.variant, 0), _rank(c.epsilon)))
 
 
-def to_markdown(study: Study, lines: Sequence[Mapping[str, Any]], command: str) -> str:
-    cells = summarise(study, lines)
-    parts = [f"# {study.title or study.name}", ""]
-    parts += [f"Made by `{command}`: {len(lines)} of {len(study.trials)} runs, clipwise {_versions(lines)}."]
-    parts += [f"Compares with: {study.source}." if study.source else "Compares with nothing published."]
-    if study.differs:
-        parts += [f"What differs: {study.differs}."]
-    parts += [f"Tuning: {study.tuning}.", ""]
-    parts += [
-        "Test accuracy in per cent, mean ± standard deviation over the seeds. Epsilon is the honest one, every step "
-        "counted, and equal for all methods in a column.",
-        "",
-    ]
+def to_markdown(about: About, lines: Sequence[Mapping[str, Any]]) -> str:
+    cells = summarise(about, lines)
+    parts = [f"# {about.title or about.name}", "", *(f"- {fact}" for fact in facts(about, lines)), "", LEGEND, ""]
     for data, model in dict.fromkeys((cell.data, cell.model) for cell in cells):
         here = [cell for cell in cells if (cell.data, cell.model) == (data, model)]
         parts += [f"## {data}, {model}", "", *_grid(here), ""]
     return "\n".join(parts).rstrip() + "\n"
+
+
+def facts(about: About, lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """How it was made and what it compares with, a sentence each."""
+    said = [f"Made by `{about.command}`: {len(lines)} of {about.trials} runs, clipwise {_versions(lines)}."]
+    said.append(f"Compares with: {about.source}." if about.source else "Compares with nothing published.")
+    if about.differs:
+        said.append(f"What differs: {about.differs}.")
+    return [*said, f"Tuning: {about.tuning}."]
 
 
 def _grid(cells: Sequence[Cell]) -> list[str]:

@@ -19,7 +19,21 @@ from clipwise.types import BadArgument
 
 DRAWS = ("grid", "random", "quasi-random")
 # Options of a run that may differ between candidates, beside those of the method. Budget, data and seed are the search's.
-SEARCHABLE = ("method", "model", "lr", "epochs", "batch", "optimizer", "momentum", "weight_decay", "schedule")
+SEARCHABLE = (
+    *(
+        "method",
+        "model",
+        "lr",
+        "lr_schedule",
+        "epochs",
+        "batch",
+        "optimizer",
+        "momentum",
+        "weight_decay",
+        "loss",
+        "schedule",
+    ),
+)
 MOST_CANDIDATES = 10_000
 
 
@@ -94,6 +108,12 @@ def make_candidates(
             )
         if not isinstance(axis, Range) and not len(axis):
             raise BadArgument(f"search: {name!r} has no values; give some, such as {name}=0.1,0.5")
+    for name in ("group_counts", "unsafe_diagnostics"):
+        if options.get(name):
+            raise BadArgument(
+                f"{name}={options[name]!r} shows more of the data than the plan of a search counts; leave it out, and ask for it "
+                "in a run of its own"
+            )
     points = _grid(search, number) if draw == "grid" else _drawn(search, draw, number, seed)
     points = list({json.dumps(point, sort_keys=True, default=str): point for point in points}.values())
     if len(points) < 2:

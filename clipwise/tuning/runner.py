@@ -36,7 +36,7 @@ from clipwise.tuning import make_strategy
 from clipwise.tuning.candidates import Axis, Candidate, make_candidates
 from clipwise.tuning.coins import Coins
 from clipwise.tuning.planning import SearchPlan, Size, make_search_plan, with_noise
-from clipwise.tuning.trial import Part, Spec, load_for, pieces
+from clipwise.tuning.trial import Part, Spec, pieces
 from clipwise.types import BadArgument, ClipwiseError
 
 if TYPE_CHECKING:
@@ -124,9 +124,12 @@ def prepare(
         sizes, cuts, delta = _stated(listed, samples, steps, delta, cut, parts, held_out)
         plan = make_search_plan(made, listed, sizes, epsilon=epsilon, delta=delta, score=score)
         return Search(plan, public_data, cuts, seed, tested=False)
-    if draw == "grid" and public_data is not None:
-        load_for(make_config({**kept, "data": public_data}))  # refuses now what it would refuse later
-    dataset = load_for(listed[0].config)
+    from clipwise.cli.train import load_asked, make_network
+    from clipwise.models import get_architecture
+
+    if public_data is not None:
+        load_asked(make_config({**kept, "data": public_data}))  # refuses now what it would refuse later
+    dataset = load_asked(listed[0].config)
     if score == "public" and dataset.test is None:
         raise BadArgument(
             f"data={listed[0].config.data!r} has no test part to choose by; use score='held-out', which is charged"
@@ -137,6 +140,10 @@ def prepare(
             f"data={listed[0].config.data!r} has too few records for {len(cuts)} parts; search over fewer"
         )
     listed = [replace(c, config=c.config.model_copy(update={"delta": delta}).resolved(dataset)) for c in listed]
+    for each in listed:
+        make_network(each.config, dataset)  # refuses now what it would refuse later
+        if get_architecture(str(each.config.model)).reconstructs:
+            raise BadArgument(f"model={each.config.model!r} has no accuracy to choose by; search over classifiers")
     sizes = [_size(each.config, len(dataset.train) if cuts is None else cuts[0]) for each in listed]
     delta = float(listed[0].config.delta or 0)
     plan = make_search_plan(made, listed, sizes, epsilon=epsilon, delta=delta, score=score)

@@ -35,7 +35,9 @@ def test_seeds_that_a_paper_left_out(grid, honest):
     """OSO-DPSGD, MNIST: a grid at epsilon 3 in all, by RDP, of which each point ran with five seeds that nobody counted."""
     rate, steps = 512 / 60000, 1172
     noise = calibrate(3.0, DELTA, rate, grid * steps, "rdp")
-    assert GridRdp().total([[StepEvent(rate, noise, steps)]] * grid * 5, DELTA, "rdp") == pytest.approx(honest, abs=0.01)
+    assert GridRdp().total([[StepEvent(rate, noise, steps)]] * grid * 5, DELTA, "rdp") == pytest.approx(
+        honest, abs=0.01
+    )
 
 
 def test_liu_talwar_by_hand():

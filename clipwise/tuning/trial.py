@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from clipwise.config import TrainConfig, make_config
-from clipwise.data import DataSet, load
+from clipwise.data import DataSet
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,8 @@ class Part:
         ends = np.cumsum([0, *self.pieces])
         kept = [order[ends[i] : ends[i + 1]] for i in (self.trains, len(self.pieces) - 1)]
         own, back = (TensorDataset(*(tensor[np.sort(rows)] for tensor in dataset.train.tensors)) for rows in kept)
-        return dataclasses.replace(dataset, train=own, groups={}), back
+        groups = {name: each._replace(train=each.train[np.sort(kept[0])]) for name, each in dataset.groups.items()}
+        return dataclasses.replace(dataset, train=own, groups=groups), back
 
 
 @dataclass(frozen=True)
@@ -61,28 +62,16 @@ class Spec:
         )
 
 
-def load_for(config: TrainConfig) -> DataSet:
-    return load(
-        config.data,
-        label=config.label,
-        classes=config.classes,
-        ranges=config.ranges,
-        test_fraction=config.test_fraction,
-        vocabulary=config.vocabulary,
-    )
-
-
 def run_trial(spec: Spec) -> dict[str, Any]:
     from clipwise import run_folder
-    from clipwise.cli.train import train_into
-    from clipwise.models import build_model
+    from clipwise.cli.train import load_asked, make_network, train_into
     from clipwise.train import accuracy
 
-    dataset, back = load_for(spec.config), None
+    dataset, back = load_asked(spec.config), None
     if spec.part is not None:
         dataset, back = spec.part.of(dataset)
     settings = spec.config.resolved(dataset)
-    network = build_model(str(settings.model), dataset, settings.seed)
+    network = make_network(settings, dataset)
     folder = run_folder.create(spec.out, dataset.name, settings.method)
     result, statement = train_into(folder, settings, dataset, network, quiet=True)
     errors = None if back is None else len(back) - round(len(back) * accuracy(network, back))

@@ -7,6 +7,9 @@ For the patch a_p (kernel taps x channels) under output place p and the output g
   Gram matrix of the *pixels*, and the shifts separate by dimension, so that no patch is formed: for small images, many channels;
 - *recompute*: g_i is formed for its norm alone and thrown away: for large images where storing g_i would need too much memory.
 
+Taps of the kernel that meet nothing but padding at every place (the outer ones of a 3x3 kernel on a 1x1 image) are left out of
+all of it, the forward pass included: their gradient is zero.
+
 With groups, *direct* hands the whole batch to torch as a single image of rows * groups groups: no slower than the ordinary weight
 gradient, where torch has kernels for groups. Buffers are bounded by working on a few rows at a time.
 """
@@ -25,7 +28,8 @@ from clipwise.norms.kernel import Call, Ghost, Kernel, Part, Way, scale_rows, su
 from clipwise.norms.layers.registry import Tap, layer
 from clipwise.types import Unsupported
 
-BUFFER_BYTES = 16 * 2**20  # patches or Gram matrices formed at a time
+PATCH_BYTES = 4 * 2**20  # patches formed at a time: they are used while they are in the cache
+GRAM_BYTES = 16 * 2**20  # Gram matrices
 SHORT_RUN = 16  # numbers; copies of shorter runs take longer than the memory they move
 
 
@@ -35,11 +39,15 @@ class Geometry(NamedTuple):
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
     groups: int
+    # First tap, end and size of the parameter's own kernel, in each dimension, where this one is but a part of it.
+    within: tuple[tuple[int, int, int], ...] | None = None
 
 
-def _spans(rows: int, bytes_per_row: int) -> Iterator[slice]:
-    step = max(1, BUFFER_BYTES // max(1, bytes_per_row))
-    for start in range(0, max(1, rows), step):
+def _spans(rows: int, bytes_per_row: int, most: int) -> Iterator[slice]:
+    """Slices of about the same size, each of `most` bytes or of one row."""
+    pieces = -(-rows // max(1, most // max(1, bytes_per_row)))
+    step = -(-rows // max(1, pieces))
+    for start in range(0, max(1, rows), max(1, step)):
         yield slice(start, start + step)
 
 
@@ -87,7 +95,7 @@ def _gradients(x: Tensor, b: Tensor, geo: Geometry) -> Tensor:
         one_x, one_b = x.reshape(1, -1, *x.shape[2:]), b.reshape(1, -1, *b.shape[2:])
         return _ordinary_gradient(one_x, one_b, geo, rows * geo.groups).view(rows, channels, -1)
     grads = b.new_empty(rows, channels, prod(geo.kernel) * x.shape[1])
-    for part in _spans(rows, _patch_bytes(x, b, geo)):
+    for part in _spans(rows, _patch_bytes(x, b, geo), PATCH_BYTES):
         torch.bmm(b[part].flatten(2), _patches(x[part], geo, b.shape[2:]), out=grads[part])
     return grads
 
@@ -95,8 +103,18 @@ def _gradients(x: Tensor, b: Tensor, geo: Geometry) -> Tensor:
 def _as_weight(flat: Tensor, geo: Geometry) -> Tensor:
     """(..., out channels, the rest) -> (..., out channels, in channels, *kernel), the shape of the parameter."""
     if geo.groups > 1:
-        return flat.unflatten(-1, (-1, *geo.kernel))
-    return flat.unflatten(-1, (*geo.kernel, -1)).movedim(-1, -1 - len(geo.kernel))
+        return _whole(flat.unflatten(-1, (-1, *geo.kernel)), geo)
+    return _whole(flat.unflatten(-1, (*geo.kernel, -1)).movedim(-1, -1 - len(geo.kernel)), geo)
+
+
+def _whole(shaped: Tensor, geo: Geometry) -> Tensor:
+    """(..., *kernel): zeros for the taps that were left out."""
+    if geo.within is None:
+        return shaped
+    whole = shaped.new_zeros(*shaped.shape[: -len(geo.kernel)], *(size for _, _, size in geo.within))
+    before = [slice(None)] * (shaped.dim() - len(geo.kernel))
+    whole[(*before, *(slice(first, end) for first, end, _ in geo.within))] = shaped
+    return whole
 
 
 def _patch_bytes(x: Tensor, b: Tensor, geo: Geometry) -> int:
@@ -143,12 +161,12 @@ def _gram_bytes(x: Tensor, b: Tensor) -> int:
 def _weighted_gradient(weights: Tensor, x: Tensor, b: Tensor, geo: Geometry) -> Tensor:
     """sum_i weights_i g_i, as one gradient."""
     if geo.groups > 1 or b.device.type != "cpu":
-        return _ordinary_gradient(x, scale_rows(b, weights), geo, geo.groups)
+        return _whole(_ordinary_gradient(x, scale_rows(b, weights), geo, geo.groups), geo)
     # On CPUs one large product with the patches takes half the time, where images are small and channels many.
     scaled = b.new_empty(b.shape[1], b.shape[0], b.shape[2:].numel())
     torch.mul(b.flatten(2).transpose(0, 1), weights.view(1, -1, 1), out=scaled)
     total = b.new_empty(b.shape[1], prod(geo.kernel) * x.shape[1])
-    for part in _spans(b.shape[0], _patch_bytes(x, b, geo)):
+    for part in _spans(b.shape[0], _patch_bytes(x, b, geo), PATCH_BYTES):
         patches = _patches(x[part], geo, b.shape[2:]).flatten(0, 1)
         total.addmm_(scaled[:, part].flatten(1), patches, beta=0 if part.start == 0 else 1)
     return _as_weight(total, geo).contiguous()
@@ -193,13 +211,14 @@ class ConvKernel(Kernel):
 
     def ghost(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> Part:
         x, b, geo = _look(call, saved, b)
-        spans = _spans(b.shape[0], _gram_bytes(x, b))
+        spans = _spans(b.shape[0], _gram_bytes(x, b), GRAM_BYTES)
         squares = torch.cat([_gram_squared_norms(x[part], b[part], geo) for part in spans])
         return self._measured(call, squares, x, b, geo)
 
     def recompute(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> Part:
         x, b, geo = _look(call, saved, b)
-        spans = _spans(b.shape[0], _patch_bytes(x, b, geo) + call.params["weight"].numel() * x.element_size())
+        per_row = _patch_bytes(x, b, geo) + call.params["weight"].numel() * x.element_size()
+        spans = _spans(b.shape[0], per_row, 2 * PATCH_BYTES)
         squares = torch.cat([sum_of_squares(_gradients(x[part], b[part], geo)) for part in spans])
         return self._measured(call, squares, x, b, geo)
 
@@ -274,6 +293,41 @@ def forward(module: Conv, tap: Tap, input: Tensor) -> Tensor:
         )
     x, padding = _padded(module, input)
     geo = Geometry(module.kernel_size, _each(module.stride, dims), padding, _each(module.dilation, dims), module.groups)
+    weight = module.weight.detach()
+    if (live := _live(geo, x.shape[2:])) is not None:
+        x, geo = _trimmed(x, geo, live)
+        weight = weight[(slice(None), slice(None), *live)].contiguous()
     bias = None if module.bias is None else module.bias.detach()
-    out = FUNCTIONS[dims](x, module.weight.detach(), bias, *geo[1:])
+    out = FUNCTIONS[dims](x, weight, bias, *geo[1:5])
     return tap(out, CONV, {"weight": module.weight, "bias": module.bias}, (x,), geo, rows_dim=0)
+
+
+def _places(geo: Geometry, size: Sequence[int]) -> list[int]:
+    """The size of the output."""
+    return [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in zip(size, *geo[:4], strict=True)]
+
+
+def _live(geo: Geometry, size: Sequence[int]) -> tuple[slice, ...] | None:
+    """From the first to the last tap, in each dimension, that meets the image at any place; None if these are all."""
+    live = []
+    for n, k, s, p, d, places in zip(size, *geo[:4], _places(geo, size), strict=True):
+        # The first place at which a tap is not before the image: is it a place, and is the tap not behind the image?
+        first = [max(0, -((tap * d - p) // s)) for tap in range(k)]
+        taps = [tap for tap, at in enumerate(first) if at < places and at * s + tap * d - p < n]
+        if not taps:
+            return None
+        live.append(slice(taps[0], taps[-1] + 1))
+    whole = all(taps == slice(0, k) for taps, k in zip(live, geo.kernel, strict=True))
+    return None if whole else tuple(live)
+
+
+def _trimmed(x: Tensor, geo: Geometry, live: tuple[slice, ...]) -> tuple[Tensor, Geometry]:
+    """The same convolution by the live taps alone: the part of the padded image that they meet, and their geometry."""
+    margins: list[int] = []
+    for taps, n, s, p, d, places in zip(live, x.shape[2:], *geo[1:4], _places(geo, x.shape[2:]), strict=True):
+        before = p - taps.start * d
+        met = (places - 1) * s + (taps.stop - 1 - taps.start) * d + 1
+        margins = [before, met - n - before, *margins]  # F.pad begins with the last dimension; less than zero cuts off
+    kernel = tuple(taps.stop - taps.start for taps in live)
+    whole = tuple((taps.start, taps.stop, size) for taps, size in zip(live, geo.kernel, strict=True))
+    return F.pad(x, margins) if any(margins) else x, geo._replace(kernel=kernel, padding=(0,) * len(live), within=whole)

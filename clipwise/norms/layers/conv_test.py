@@ -52,7 +52,7 @@ def cases(draw, dims):
         "bias": draw(st.booleans()),
         "padding_mode": draw(st.sampled_from(["zeros", "zeros", "replicate", "circular"])),
         "frozen": draw(st.sampled_from([None, None, "weight", "bias"])),
-        "buffer": draw(st.sampled_from([1, 2000, conv.BUFFER_BYTES])),
+        "buffer": draw(st.sampled_from([1, 2000, conv.PATCH_BYTES])),
         "short_run": draw(st.sampled_from([0, conv.SHORT_RUN])),
     }
 
@@ -68,7 +68,8 @@ def check(dims, case):
     if frozen:
         getattr(layer, frozen).requires_grad_(False)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conv, "BUFFER_BYTES", buffer)  # few rows at a time, or all
+        patch.setattr(conv, "PATCH_BYTES", buffer)  # few rows at a time, or all
+        patch.setattr(conv, "GRAM_BYTES", buffer)
         patch.setattr(conv, "SHORT_RUN", short_run)
         assert_agrees(nn.Sequential(layer, nn.Tanh()), (torch.randn(rows, layer.in_channels, *size),))
 
@@ -89,6 +90,79 @@ def test_conv2d(case):
 @given(case=cases(3))
 def test_conv3d(case):
     check(3, case)
+
+
+@st.composite
+def padded_cases(draw, dims):
+    """Images smaller than the kernel: taps that meet padding alone."""
+    made = []
+    for _ in range(dims):
+        size, kernel, dilation = draw(st.integers(1, 3)), draw(st.integers(1, 5)), draw(st.integers(1, 3))
+        least = max(0, (dilation * (kernel - 1) + 2 - size) // 2)
+        made.append((size, kernel, dilation, least + draw(st.integers(0, 3)), draw(st.integers(1, 4))))
+    size, kernel, dilation, padding, stride = zip(*made, strict=True)
+    groups = draw(st.sampled_from([1, 1, 2]))
+    return {
+        "rows": draw(st.integers(1, 3)),
+        "size": size,
+        "in_channels": groups * draw(st.integers(1, 2)),
+        "out_channels": groups * draw(st.integers(1, 2)),
+        "kernel_size": kernel,
+        "stride": stride,
+        "padding": padding,
+        "dilation": dilation,
+        "groups": groups,
+        "bias": draw(st.booleans()),
+        "padding_mode": "zeros",
+        "frozen": None,
+        "buffer": conv.PATCH_BYTES,
+        "short_run": conv.SHORT_RUN,
+    }
+
+
+@settings(max_examples=40, deadline=None)
+@given(case=st.integers(1, 3).flatmap(lambda dims: st.tuples(st.just(dims), padded_cases(dims))))
+def test_taps_that_meet_only_padding(case):
+    check(*case)
+
+
+@settings(max_examples=200, deadline=None)
+@given(case=padded_cases(2))
+def test_live_taps_are_those_that_an_image_of_ones_reaches(case):
+    kernel, stride, padding, dilation = (case[k] for k in ("kernel_size", "stride", "padding", "dilation"))
+    geo = conv.Geometry(kernel, stride, padding, dilation, 1)
+    layer = nn.Conv2d(1, 1, kernel, stride, padding, dilation)
+    layer(torch.ones(1, 1, *case["size"])).sum().backward()
+    reached = layer.weight.grad[0, 0] > 0
+    live = conv._live(geo, case["size"]) or tuple(slice(0, k) for k in kernel)
+    if not reached.any():
+        assert live == tuple(slice(0, k) for k in kernel)
+        return
+    for dim, taps in enumerate(live):
+        found = reached.any(1 - dim).nonzero().flatten().tolist()
+        assert (taps.start, taps.stop) == (found[0], found[-1] + 1)
+
+
+@pytest.mark.parametrize(
+    ("size", "within"), [((1, 1), ((1, 2, 3), (1, 2, 3))), ((1, 4), ((1, 2, 3), (0, 3, 3))), ((2, 2), None)]
+)
+def test_a_small_image_is_convolved_by_the_taps_that_meet_it(size, within):
+    layer, seen = nn.Conv2d(2, 3, 3, padding=1), []
+    x = torch.randn(4, 2, *size)
+
+    def tap(out, kernel, params, saved, geo, rows_dim):  # noqa: ARG001
+        seen.append((saved[0], geo))
+        return out
+
+    out = find_layer(layer).forward(layer, tap, x)
+    [(kept, geo)] = seen
+    torch.testing.assert_close(out, layer(x))
+    assert geo.within == within
+    assert hash(geo) == hash(geo._replace())  # a call's config is part of the key of a choice
+    assert kept.data_ptr() == x.data_ptr() or within == ((1, 2, 3), (0, 3, 3))
+    # Devices other than the CPU take torch's own gradient.
+    on_meta = conv._weighted_gradient(*(t.to("meta") for t in (torch.ones(4), kept, out)), geo)
+    assert on_meta.shape == layer.weight.shape
 
 
 def test_every_dimension_has_its_own_options():

@@ -42,19 +42,20 @@ class LinearKernel(Kernel):
 
     def ghost(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> Part:
         a, b = _flat(saved[0], b)
-        squares = torch.zeros(a.shape[0], dtype=b.dtype, device=b.device)
-        if "weight" in call.params:
-            squares = squares + (sum_of_squares(a) * sum_of_squares(b) if a.shape[1] == 1 else gram_squared_norms(a, b))
-        if "bias" in call.params:
-            squares = squares + sum_of_squares(b.sum(1))
+        if a.shape[1] == 1:  # |b|^2 |a|^2 for the weight, |b|^2 for the bias
+            factor = sum_of_squares(a) if "weight" in call.params else torch.zeros_like(b[:, 0, 0])
+            squares = sum_of_squares(b).mul_(factor.add_(1) if "bias" in call.params else factor)
+        else:
+            roles = {"weight": lambda: gram_squared_norms(a, b), "bias": lambda: sum_of_squares(b.sum(1))}
+            squares = torch.stack([of() for role, of in roles.items() if role in call.params]).sum(0)
         return Ghost(squares, (a, b), lambda w, a, b: _finish(call, w, a, b))
 
     def candidates(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> dict[str, Way]:  # noqa: ARG002
-        a, b = _flat(saved[0], b)
-        if a.shape[1] == 1:
+        places = b.shape[1:-1].numel()
+        if places == 1:
             return {"ghost": self.ghost}
         ways: dict[str, Way] = {"direct": self.direct_part, "ghost": self.ghost}
-        ghost_first = 2 * a.shape[1] ** 2 < a.shape[2] * b.shape[2]
+        ghost_first = 2 * places**2 < saved[0].shape[-1] * b.shape[-1]
         return dict(reversed(ways.items())) if ghost_first else ways
 
 

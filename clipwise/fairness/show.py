@@ -1,0 +1,145 @@
+"""The comparison as a table and as pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from clipwise.fairness.intervals import LEVEL
+from clipwise.fairness.metrics import Measure
+from clipwise.fairness.study import WITHOUT, Gap, Row
+from clipwise.report.figures import Figure, Point, Series, Target
+from clipwise.study.definition import Study
+
+EXPLANATION = f"""\
+Per cent, on the public test part; means over the seeds. The *cost* of privacy to a group is the accuracy of the models
+without privacy on that group minus that of the private ones. The *gap* of two groups is the difference of their costs, in
+absolute value: 0 is fair, whatever the accuracy. In brackets, {LEVEL:.0%} bootstrap intervals over test records and seeds.
+Epsilon is the honest one, every step counted. The largest gap is over all pairs of groups, and for that reason comes out
+too large rather than too small."""
+
+
+def to_markdown(study: Study, rows: Sequence[Row], command: str, group_by: str) -> str:
+    parts = [f"# {study.title or study.name}", "", f"Made by `{command}`."]
+    parts += [f"Compares with: {study.source}."] if study.source else []
+    parts += [f"What differs: {study.differs}."] if study.differs else []
+    parts += [f"Tuning: {study.tuning}.", "", EXPLANATION, ""]
+    for data, model in dict.fromkeys((row.data, row.model) for row in rows):
+        here = [row for row in rows if (row.data, row.model) == (data, model)]
+        parts += [f"## {data}, {model}, groups by {group_by}", "", *_table(here), ""]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _table(rows: Sequence[Row]) -> list[str]:
+    pairs = next((tuple(gap.groups for gap in row.gaps) for row in rows if row.gaps), ())
+    named = list(dict.fromkeys(group for pair in pairs if pair for group in pair))
+    published = any(gap.published is not None for row in rows for gap in row.gaps)
+    heads = ["method", "epsilon", "seeds", "accuracy", "AUC", *(f"accuracy of {group}" for group in named)]
+    heads += [f"gap {a}, {b}" for a, b in (pair for pair in pairs if pair)]
+    heads += ["published gap"] if published else []
+    heads += ["largest gap", "lowest group"]
+    lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
+    for row in rows:
+        accuracy, deviation = row.accuracy
+        cells = [row.variant, _epsilon(row), str(row.runs)]
+        cells += [f"{100 * accuracy:.2f}" + ("" if deviation is None else f" ± {100 * deviation:.2f}")]
+        cells += ["none: " + row.auc.note if row.auc.value is None else f"{row.auc.value:.4f}"]
+        cells += [_per_cent(row.by_group[row.names.index(group)]) for group in named]
+        cells += [_gap(gap) for gap in row.gaps] or [""] * len(pairs)
+        if published:
+            known = [gap.published for gap in row.gaps if gap.published is not None]
+            cells.append(f"{known[0]:g}" if known else "")
+        cells.append("" if row.worst is None else _gap(row.worst, name=True))
+        cells.append(f"{row.worst_group[0]}: {_per_cent(row.worst_group[1])}")
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def short_table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows for a terminal; the file has more."""
+    pairs = next((tuple(gap.groups for gap in row.gaps) for row in rows if row.gaps), ())
+    columns = ["method", "epsilon", "accuracy", *(f"gap {a}, {b}" for a, b in (pair for pair in pairs if pair))]
+    lines = []
+    for row in rows:
+        cells = [row.variant, _epsilon(row), f"{100 * row.accuracy[0]:.2f}"]
+        cells += [_gap(gap) for gap in row.gaps] or [""] * len(pairs)
+        cells.append("" if row.worst is None else _gap(row.worst))
+        lines.append([*cells, f"{row.worst_group[0]}: {_per_cent(row.worst_group[1])}"])
+    return [*columns, "largest gap", "lowest group"], lines
+
+
+def _epsilon(row: Row) -> str:
+    if row.epsilon is None:
+        return "infinite"
+    return f"{row.epsilon:g}" + ("" if row.spent is not None else " (no guarantee)")
+
+
+def _per_cent(measure: Measure) -> str:
+    return f"none: {measure.note}" if measure.value is None else f"{100 * measure.value:.2f}"
+
+
+def _gap(gap: Gap, *, name: bool = False) -> str:
+    if gap.gap.value is None:
+        return f"none: {gap.gap.note}"
+    text = _per_cent(gap.gap)
+    if gap.interval.low is not None and gap.interval.high is not None:
+        text += f" ({100 * gap.interval.low:.2f} to {100 * gap.interval.high:.2f})"
+    return text + (f", {gap.groups[0]} pays more than {gap.groups[1]}" if name and gap.groups else "")
+
+
+def to_figures(rows: Sequence[Row]) -> list[Figure]:
+    """The gap against epsilon, a line a method, for each pair that was asked for and for the worst; and the lowest
+    accuracy of a group, beside that without privacy. Of the first data set and model, where there are several."""
+    here = [row for row in rows if (row.data, row.model) == (rows[0].data, rows[0].model)] if rows else []
+    private = [row for row in here if row.variant != WITHOUT and row.epsilon is not None]
+    plain = next((row for row in here if row.variant == WITHOUT), None)
+    figures = []
+    pairs = next((tuple(gap.groups for gap in row.gaps) for row in private), ())
+    for place, pair in enumerate(p for p in pairs if p):
+        points = [(row, _point(row, row.gaps[place])) for row in private]
+        title = f"Privacy cost gap between {pair[0]} and {pair[1]}"
+        figures += _figure(f"gap-{place + 1}", title, "gap", points, note=f"band: {LEVEL:.0%} bootstrap interval")
+    points = [(row, _point(row, row.worst)) for row in private if row.worst is not None]
+    figures += _figure("gap-largest", "Largest privacy cost gap of two groups", "gap", points, note="")
+    lowest = [(row, _lowest(row)) for row in private]
+    target = None
+    if plain is not None and plain.worst_group[1].value is not None:
+        target = Target(WITHOUT, plain.worst_group[1].value)
+    return figures + _figure(
+        "lowest-group", "Accuracy of the group it is lowest for", "accuracy", lowest, target=target
+    )
+
+
+def _point(row: Row, gap: Gap) -> Point | None:
+    if gap.gap.value is None or row.epsilon is None:
+        return None
+    return Point(row.epsilon, gap.gap.value, gap.interval.low, gap.interval.high)
+
+
+def _lowest(row: Row) -> Point | None:
+    value = row.worst_group[1].value
+    return None if value is None or row.epsilon is None else Point(row.epsilon, value)
+
+
+def _figure(
+    name: str, title: str, y_label: str, points: Sequence[tuple[Row, Point | None]], **more: Any
+) -> list[Figure]:
+    by_variant: dict[str, list[Point]] = {}
+    for row, point in points:
+        if point is not None:
+            by_variant.setdefault(row.variant, []).append(point)
+    if not by_variant:
+        return []
+    series = tuple(Series(variant, tuple(some)) for variant, some in by_variant.items())
+    return [
+        Figure(
+            name=name,
+            title=title,
+            x_label="epsilon",
+            y_label=y_label,
+            series=series,
+            from_zero=True,
+            percent=True,
+            **more,
+        )
+    ]

@@ -1,0 +1,154 @@
+"""Convolutions with scaled weight standardisation, and their rule in the fast engine.
+
+    w'_o = gain_o scale (w_o - mean w_o) / sqrt(var w_o + eps)        for each output channel o, scale = gamma / sqrt(fan in)
+
+No record enters w', so nothing is mixed. With h = (w - mean) / sqrt(var + eps), n numbers a channel, and g'_i record i's
+gradient of w' (an ordinary convolution's), the gradients of the parameters are linear images of g'_i:
+
+    grad gain_o = scale <g'_o, h_o>
+    grad w_o    = gain_o scale / sqrt(var_o + eps) * (g'_o - mean g'_o - h_o <g'_o, h_o> / n)
+
+So norms take the images of the records' gradients, formed a few records at a time, and the weighted sum is the image of the
+convolution's own weighted sum: one image, not one a record.
+
+References: Brock, De and Smith, "Characterizing signal propagation to close the performance gap in unnormalized ResNets"
+(2021); names and constants as in timm, so that its checkpoints fit.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.grad import conv2d_weight
+
+from clipwise.models.padding import same_padded
+from clipwise.norms.kernel import Call, Ghost, Kernel, Part, Way, scale_rows, sum_of_squares
+from clipwise.norms.layers import Tap, layer
+from clipwise.norms.layers.conv import CONV, Geometry
+
+BUFFER_NUMBERS = 2**22  # of gradients formed at a time
+
+
+class ScaledStdConv2d(nn.Conv2d):
+    def __init__(
+        self,
+        before: int,
+        width: int,
+        kernel: int,
+        *,
+        stride: int = 1,
+        groups: int = 1,
+        gamma: float = 1.0,
+        eps: float = 1e-5,
+        gain: float = 1.0,
+        same: bool = False,
+    ):
+        """`same`: pads as TensorFlow does, for DeepMind's weights."""
+        super().__init__(before, width, kernel, stride, 0 if same else (kernel - 1) // 2, groups=groups)
+        self.gain = nn.Parameter(torch.full((width, 1, 1, 1), gain))
+        self.scale = gamma * self.weight[0].numel() ** -0.5
+        self.eps, self.same = eps, same
+
+    def standardised(self) -> Standardised:
+        mean = self.weight.mean((1, 2, 3), keepdim=True)
+        variance = self.weight.var((1, 2, 3), unbiased=False, keepdim=True)
+        deviation = (variance + self.eps).sqrt()
+        return Standardised((self.weight - mean) / deviation, self.gain * self.scale, deviation, self.scale)
+
+    def padded(self, x: Tensor) -> Tensor:
+        return same_padded(x, self.kernel_size[0], self.stride[0]) if self.same else x
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.standardised().weight
+        return F.conv2d(self.padded(x), weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+
+class Standardised(NamedTuple):
+    h: Tensor  # the weight, of mean 0 and variance 1 in each channel
+    factor: Tensor  # gain * scale
+    deviation: Tensor
+    scale: float
+
+    @property
+    def weight(self) -> Tensor:
+        return self.h * self.factor
+
+    def images(self, g: Tensor, roles: tuple[str, ...]) -> dict[str, Tensor]:
+        """Gradients (..., channels, rest) of the standardised weight to those of the parameters, in the same shape."""
+        h = self.h.flatten(1)
+        g = g.flatten(-3)
+        along = (g * h).sum(-1, keepdim=True)
+        found = {}
+        if "weight" in roles:
+            slope = (self.factor / self.deviation).flatten(1)
+            raw = slope * (g - g.mean(-1, keepdim=True) - h * (along / h.shape[1]))
+            found["weight"] = raw.unflatten(-1, self.h.shape[1:])
+        if "gain" in roles:
+            found["gain"] = (self.scale * along).unflatten(-1, (1, 1, 1))
+        return found
+
+
+class _Config(NamedTuple):
+    geometry: Geometry
+    scale: float
+
+
+class ScaledStdConvKernel(Kernel):
+    """saved: the padded input; then h, factor and deviation, the same for all rows (expanded, not copied)."""
+
+    def _look(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> tuple[Tensor, Tensor, Standardised, Geometry]:
+        config = cast(_Config, call.config)
+        dtype = next(iter(call.params.values())).dtype  # under autocast, x and b have another
+        h, factor, deviation = (s[0] for s in saved[1:])
+        return saved[0].to(dtype), b.to(dtype), Standardised(h, factor, deviation, config.scale), config.geometry
+
+    def direct(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> dict[str, Tensor]:
+        x, b, found, geometry = self._look(call, saved, b)
+        grads = {"bias": b.flatten(2).sum(2)} if "bias" in call.params else {}
+        if call.params.keys() - {"bias"}:
+            inner = Call(CONV, {"weight": next(iter(call.params.values()))}, geometry)
+            grads |= found.images(CONV.direct(inner, (x,), b)["weight"], tuple(call.params))
+        return grads
+
+    def candidates(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> dict[str, Way]:  # noqa: ARG002
+        return {"direct": self.direct_part, "recompute": self.recompute}
+
+    def recompute(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> Part:
+        """The records' gradients are formed for their norms alone, a few at a time, and thrown away."""
+        x, b, found, geometry = self._look(call, saved, b)
+        roles = tuple(call.params)
+        step = max(1, BUFFER_NUMBERS // found.h.numel())
+        squares = [
+            sum_of_squares(*self.direct(call, tuple(s[i : i + step] for s in saved), b[i : i + step]).values())
+            for i in range(0, b.shape[0], step)
+        ]
+
+        def finish(weights: Tensor, x: Tensor, b: Tensor) -> dict[str, Tensor]:
+            weighted = scale_rows(b, weights)
+            sums = {"bias": weighted.sum((0, 2, 3))} if "bias" in roles else {}
+            if set(roles) - {"bias"}:
+                g = conv2d_weight(x, found.h.shape, weighted, *geometry[1:5])
+                sums |= found.images(g, roles)
+            return sums
+
+        return Ghost(torch.cat(squares), (x, b), finish)
+
+
+SCALED_STD_CONV = ScaledStdConvKernel()
+
+
+@layer(ScaledStdConv2d)
+def forward(module: ScaledStdConv2d, tap: Tap, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        found = module.standardised()
+    x = module.padded(x)
+    padding = cast(tuple[int, ...], module.padding)
+    geometry = Geometry(module.kernel_size, module.stride, padding, module.dilation, module.groups)
+    bias = None if module.bias is None else module.bias.detach()
+    out = F.conv2d(x, found.weight, bias, module.stride, padding, module.dilation, module.groups)
+    params = {"weight": module.weight, "gain": module.gain, "bias": module.bias}
+    same_for_all = (t.expand(x.shape[0], *t.shape) for t in found[:3])
+    return tap(out, SCALED_STD_CONV, params, (x, *same_for_all), _Config(geometry, module.scale), rows_dim=0)

@@ -1,0 +1,160 @@
+"""The choice of a way never changes a result; gradients are stored for no more rows than the cap allows."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from clipwise.norms import Bookkeeping, choice
+from clipwise.norms.choice import Chooser
+from clipwise.norms.kernel import Call, Direct, Ghost, Kernel, Split
+from clipwise.norms.layers import conv
+from clipwise.norms.layers.linear import LINEAR, LinearKernel
+from clipwise.norms.loop import per_example_gradients, squared_output
+
+
+class LastOfLSTM(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(4, 3, batch_first=True, bidirectional=True)
+
+    def forward(self, x):
+        return self.lstm(x)[0]
+
+
+def taped(model, x, chooser):
+    engine = Bookkeeping(model, dict(model.named_parameters()), loss_reduction="sum")
+    engine._chooser = chooser
+    engine.install()
+    try:
+        engine.open(len(x))
+        squared_output(model(x)).backward()
+        return engine.close()
+    finally:
+        engine.remove()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    kind=st.sampled_from(["linear", "conv", "grouped", "lstm"]),
+    rows=st.integers(1, 9),
+    fit=st.integers(0, 9),
+    places=st.integers(2, 6),
+    by_rule=st.booleans(),
+    bad=st.sets(st.integers(0, 8), max_size=3),
+)
+def test_a_split_agrees_with_the_loop_and_leaves_bad_rows_out(kind, rows, fit, places, by_rule, bad):
+    torch.manual_seed(rows)
+    model, shape = {
+        "linear": (nn.Linear(4, 3), (places, 4)),
+        "conv": (nn.Conv2d(2, 3, 3, padding=1), (2, places, places)),
+        "grouped": (nn.Conv1d(4, 2, 2, groups=2), (4, places)),
+        "lstm": (LastOfLSTM(), (places, 4)),
+    }[kind]
+    model, x = model.double(), torch.randn(rows, *shape, dtype=torch.float64)
+    size = sum(p.numel() for p in model.parameters()) * 8
+    truth = per_example_gradients(model, (x,), squared_output)
+    weights = torch.linspace(0.1, 1.7, rows, dtype=torch.float64)
+    is_bad = torch.tensor([i in bad for i in range(rows)])
+    given_x = x.clone()
+    given_x[is_bad] = torch.nan
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(choice, "FEWEST", 9)
+        tape = taped(model, given_x, Chooser(by_rule=by_rule, max_direct_bytes=fit * size))
+    want = torch.stack([g.flatten(1).square().sum(1) for g in truth.values()]).sum(0).sqrt()
+    assert torch.equal(tape.norms.isfinite(), ~is_bad)
+    torch.testing.assert_close(tape.norms[~is_bad], want[~is_bad], rtol=1e-9, atol=1e-9)
+    for got, (name, g) in zip(tape.weighted_sum(weights), truth.items(), strict=True):
+        clean = torch.einsum("r,r...->...", weights[~is_bad], g[~is_bad])
+        torch.testing.assert_close(got, clean, rtol=1e-9, atol=1e-9, msg=lambda m, name=name: f"{name}: {m}")
+
+
+class Watched(LinearKernel):
+    """Notes how many rows each way was asked for; direct is first."""
+
+    def __init__(self):
+        self.asked = []
+
+    def direct_part(self, call, saved, b):
+        self.asked.append(("direct", len(b)))
+        return super().direct_part(call, saved, b)
+
+    def ghost(self, call, saved, b):
+        self.asked.append(("ghost", len(b)))
+        return super().ghost(call, saved, b)
+
+    def candidates(self, call, saved, b):  # noqa: ARG002
+        return {"direct": self.direct_part, "ghost": self.ghost}
+
+
+def one(kernel, rows, width=16):
+    layer = nn.Linear(width, width)
+    call = Call(kernel, {"weight": layer.weight, "bias": layer.bias})
+    return call, (torch.randn(rows, 3, width),), torch.randn(rows, 3, width)
+
+
+ROW = (16 * 16 + 16) * 4
+
+
+@pytest.mark.parametrize(
+    ("rows", "kinds"),
+    [
+        (10, [("direct", 10)]),
+        (11, [("ghost", 1), ("direct", 10)]),
+        (40, [("ghost", 30), ("direct", 10)]),
+        (41, [("ghost", 41)]),
+    ],
+)
+def test_as_many_rows_direct_as_fit_if_that_is_worth_it(rows, kinds):
+    kernel = Watched()
+    Chooser(by_rule=True, max_direct_bytes=10 * ROW).part(*one(kernel, rows))
+    assert kernel.asked == kinds
+
+
+def test_the_trial_forms_no_more_rows_than_fit_and_runs_once_for_sizes_alike():
+    kernel, chooser = Watched(), Chooser(by_rule=False, max_direct_bytes=40 * ROW)
+    chooser.part(*one(kernel, 63))
+    assert max(rows for name, rows in kernel.asked if name == "direct") == 40
+    for rows in (33, 45, 40, 41, 63):
+        kernel.asked.clear()
+        chooser.part(*one(kernel, rows))
+        assert len(kernel.asked) <= 2, rows
+
+
+def test_a_kernel_without_another_way_is_stored_whole():
+    class Only(Kernel):
+        direct = LINEAR.direct
+
+    assert isinstance(Chooser(by_rule=False, max_direct_bytes=ROW).part(*one(Only(), 10)), Direct)
+
+
+def test_the_rest_does_not_keep_the_whole_batch():
+    part = Chooser(by_rule=True, max_direct_bytes=10 * ROW).part(*one(Watched(), 16))
+    assert isinstance(part, Split)
+    assert isinstance(part._rest, Ghost)
+    for t in part._rest._tensors:
+        assert t.untyped_storage().nbytes() == 6 * 3 * 16 * 4
+
+
+def test_what_a_way_keeps_counts(monkeypatch):
+    """Two ways that take no time at all: the one that keeps less is taken."""
+    monkeypatch.setattr(choice.time, "perf_counter", lambda: 0.0)
+    for width, winner in ((2, "direct"), (16, "ghost")):  # 3 places of 2 * 2 numbers, or of 2 * 16, against width^2
+        kernel = Watched()
+        Chooser(by_rule=False, max_direct_bytes=2**30).part(*one(kernel, 8, width))
+        assert kernel.asked[-1] == (winner, 8)
+
+
+def test_a_convolution_above_the_cap(monkeypatch):
+    monkeypatch.setattr("clipwise.norms.bookkeeping.DIRECT_BYTES", 3 * 40)
+    model, seen = nn.Sequential(nn.Conv1d(1, 2, 4), nn.Tanh()), []
+    plain = conv.ConvKernel.recompute
+    monkeypatch.setattr(conv.ConvKernel, "recompute", lambda self, *a: (seen.append(len(a[2])), plain(self, *a))[1])
+    engine = Bookkeeping(model, dict(model.named_parameters()), loss_reduction="sum", by_rule=True)
+    engine.install()
+    engine.open(5)
+    model(torch.randn(5, 1, 9)).square().sum().backward()
+    engine.close()
+    engine.remove()
+    assert seen == [2]

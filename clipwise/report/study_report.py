@@ -1,0 +1,140 @@
+"""The page of a study: what was compared and how, the methods side by side, every run in a sortable table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from clipwise.report import html
+from clipwise.report.bars import Bar, draw_bars
+from clipwise.report.figures import Figure, Point, Series, Target
+from clipwise.report.plots import png
+from clipwise.run_folder import RunFolder
+from clipwise.study import About, Cell, read_results, summarise
+from clipwise.study.table import LEGEND, facts
+from clipwise.types import BadArgument
+
+COLUMNS = ("variant", "data", "model", "target_epsilon", "epsilon", "accuracy", "noise_multiplier", "steps", "seed")
+
+
+class Written(NamedTuple):
+    page: Path
+    pictures: tuple[Path, ...]
+
+
+def is_study(folder: str | Path) -> bool:
+    return (Path(folder) / "study.json").is_file()
+
+
+def write_study_report(folder: str | Path, out: str | Path | None = None) -> Written:
+    """`report.html`, and `report/*.png` for what has a line, in the study's folder or in `out`."""
+    folder = Path(folder)
+    about, lines = About.read(folder), read_results(folder / "results.jsonl")
+    cells = summarise(about, lines)
+    figures = _figures(cells)
+    target = folder if out is None else Path(out)
+    page = _page(about, lines, cells, figures)
+    drawn = {f"{figure.name}.png": png(figure) for figure in figures}
+    try:
+        (target / "report").mkdir(parents=True, exist_ok=True)
+        for name, content in drawn.items():
+            RunFolder(target / "report").write(name, content)
+        RunFolder(target).write("report.html", page)
+    except OSError as error:
+        raise BadArgument(f"out={str(target)!r} cannot be written ({error}); name a folder with --out") from error
+    return Written(target / "report.html", tuple(target / "report" / name for name in drawn))
+
+
+def _page(about: About, lines: Sequence[Mapping[str, Any]], cells: Sequence[Cell], figures: Sequence[Figure]) -> str:
+    title = about.title or about.name
+    body = [
+        f"<header><h1>{html.escape(title)}</h1></header>",
+        f'<div class="statement">{html.markdown("".join(f"- {fact}{chr(10)}" for fact in facts(about, lines)))}</div>',
+    ]
+    if len(lines) < about.trials:
+        body.append(
+            html.warning(f"{about.trials - len(lines)} of {about.trials} runs are missing; run the study again.")
+        )
+    blocks = []
+    for data, model in dict.fromkeys((cell.data, cell.model) for cell in cells):
+        here = [cell for cell in cells if (cell.data, cell.model) == (data, model)]
+        for epsilon in dict.fromkeys(cell.epsilon for cell in here if cell.epsilon is not None):
+            blocks.append(draw_bars(f"{data}, {model}, epsilon {epsilon:g}", _bars(here, epsilon)))
+    if figures:
+        blocks.append(html.charts(figures))
+    body.append(html.section("Methods side by side", html.text(LEGEND), *blocks))
+    rows = [
+        [
+            c.variant,
+            c.data,
+            c.model,
+            c.epsilon,
+            round(c.mean, 2),
+            c.spread and round(c.spread, 2),
+            len(c.accuracies),
+            c.published,
+        ]
+        for c in cells
+    ]
+    columns = ["method", "data", "model", "epsilon", "accuracy %", "std over seeds", "runs", "published %"]
+    body.append(
+        html.section("Summary", html.table(columns, rows, caption="press a heading to sort; no epsilon: not private"))
+    )
+    every = html.table(
+        [*COLUMNS, "run"],
+        [[line.get(column) for column in (*COLUMNS, "run")] for line in lines],
+        caption="results.jsonl, a line a run, numbers as in the file",
+    )
+    body.append(html.section("Every run", html.details(f"{len(lines)} runs", every)))
+    files = [(name, name) for name in ("results.jsonl", "table.md")]
+    body.append(
+        html.section("Files", html.links([*files, *((f"{f.name}.png", f"report/{f.name}.png") for f in figures)]))
+    )
+    return html.page(f"Clipwise: {title}", body)
+
+
+def _bars(cells: Sequence[Cell], epsilon: float) -> list[Bar]:
+    """The methods at one epsilon, best first, then what has no privacy."""
+    chosen = [cell for cell in cells if cell.epsilon == epsilon]
+    chosen.sort(key=lambda cell: -cell.mean)
+    plain = [cell for cell in cells if cell.epsilon is None]
+    bars = []
+    for cell in (*chosen, *plain):
+        half = cell.spread or 0.0
+        guarantee = "" if cell.spent is not None or cell.epsilon is None else " (no guarantee)"
+        text = f"{cell}{guarantee}"
+        bars.append(Bar(cell.variant, cell.mean, cell.mean - half, cell.mean + half, text, faint=cell.spent is None))
+    return bars
+
+
+def _figures(cells: Sequence[Cell]) -> list[Figure]:
+    """Accuracy against epsilon, where there are several."""
+    figures = []
+    for data, model in dict.fromkeys((cell.data, cell.model) for cell in cells):
+        here = [cell for cell in cells if (cell.data, cell.model) == (data, model)]
+        if len({cell.epsilon for cell in here if cell.epsilon is not None}) < 2:
+            continue
+        series = []
+        for variant in dict.fromkeys(cell.variant for cell in here if cell.epsilon is not None):
+            own = [cell for cell in here if cell.variant == variant and cell.epsilon is not None]
+            series.append(Series(variant, tuple(_point(cell) for cell in own)))
+        plain = next((cell for cell in here if cell.epsilon is None), None)
+        figures.append(
+            Figure(
+                name=f"{data}-{model}".replace("/", "-"),
+                title=f"{data}, {model}: accuracy against epsilon",
+                x_label="epsilon",
+                y_label="test accuracy",
+                series=tuple(series),
+                target=None if plain is None else Target("without privacy", plain.mean / 100),
+                percent=True,
+            )
+        )
+    return figures
+
+
+def _point(cell: Cell) -> Point:
+    half = cell.spread
+    x, y = float(cell.epsilon or 0.0), cell.mean / 100
+    return Point(x, y) if half is None else Point(x, y, y - half / 100, y + half / 100)

@@ -1,0 +1,214 @@
+"""Figures by group from a run to its report, what training records may say, and the comparison from end to end."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from typer.testing import CliRunner
+
+from clipwise.accounting import StepEvent, epsilon
+from clipwise.accounting.ledger import Ledger
+from clipwise.cli import app
+from clipwise.fairness.evaluate import Answers, ask, figures_by_group
+from clipwise.train import fit
+from clipwise.types import BadArgument
+
+SMALL = ("--model", "linear", "--epochs", "1", "--batch", "500", "--accountant", "rdp", "--seed", "7")
+
+
+def run(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def answer(*words):
+    result = run(*words, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def refused(*words):
+    result = run(*words, "--json")
+    assert result.exit_code == 2, result.output
+    return json.loads(result.stdout)["error"]
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """A user's table: a feature, a group in {0, 1, 2}, a label."""
+    rng = np.random.default_rng(0)
+    rows = [(rng.normal(), rng.integers(0, 3), rng.integers(0, 2)) for _ in range(200)]
+    path = tmp_path_factory.mktemp("own") / "table.csv"
+    path.write_text("x,ward,ill\n" + "".join(f"{x + y:.3f},{g},{y}\n" for x, g, y in rows))
+    return path
+
+
+def test_a_run_tells_its_figures_by_group(tmp_path):
+    folder = tmp_path / "run"
+    result = answer("train", *SMALL, "--epsilon", "5", "--method", "dpsgd-f", "--group-counts", "20", "--out", folder)
+    groups = result["by_group"]["class"]["groups"]
+    assert [g["group"] for g in groups] == list("0123456789")
+    assert sum(g["records"] for g in groups) == 360
+    assert sum(g["records"] * g["accuracy"] for g in groups) / 360 == pytest.approx(result["accuracy"])
+    assert result["by_group"]["class"]["equalised_odds_difference"] == {
+        "value": None,
+        "note": "the groups are the classes",
+    }
+    assert 0.5 < result["auc"]["value"] < 1
+    with np.load(folder / "predictions.npz") as file:
+        assert (file["predicted"] == file["targets"]).mean() == pytest.approx(result["accuracy"])
+        assert (file["group class"] == file["targets"]).all()
+    # The counts were paid for from the same budget, and the statement says where each figure comes from.
+    assert result["epsilon"] <= 5
+    events = Ledger.read(folder / "ledger.jsonl").events()
+    assert StepEvent(1.0, 20.0) in events
+    assert sum(event.count for event in events) == result["steps"] == 4
+    counts = result["group_counts"]["groups"]
+    assert sum(g["right"] + g["wrong"] for g in counts) == pytest.approx(1437, abs=5 * 20 * 20**0.5)
+    assert "unsafe_by_group" not in result
+    statement = (folder / "statement.md").read_text()
+    assert (
+        "on the test part, which is treated as public; on the training records, by class: one release of 20"
+        in statement
+    )
+    assert "not private" not in statement
+    # dpsgd-f has a threshold for each of the ten classes, and says what the labels cost.
+    assert '"number_of_groups" = 10' in (folder / "config.toml").read_text()
+    assert "counts, 20 numbers, noise multiplier 10 at l2 bound 1" in statement
+    made = answer("report", folder, "--out", tmp_path / "page")
+    assert made["problems"] == []
+    page = (tmp_path / "page" / "report.html").read_text()
+    assert "Accuracy by group: class" in page
+    assert "Accuracy by group, released: class" in page
+    assert "predictions.npz" in page
+
+
+def test_exact_figures_on_training_records_only_by_name(tmp_path):
+    result = answer("train", *SMALL, "--epsilon", "5", "--unsafe-diagnostics", "--out", tmp_path / "run")
+    assert sum(g["records"] for g in result["unsafe_by_group"]["class"]["groups"]) == 1437
+    statement = (tmp_path / "run" / "statement.md").read_text()
+    assert "Exact figures on the training records were printed" in statement
+    assert "exact ones on the training records, at the user's request: not private" in statement
+
+
+def test_a_users_column_as_groups(table, tmp_path):
+    words = ("train", "--data", table, "--label", "ill", "--model", "linear", "--epochs", "1", "--batch", "40")
+    words += ("--accountant", "rdp", "--seed", "1", "--epsilon", "8")
+    result = answer(*words, "--group-by", "ward", "--method", "dpsgd-f", "--out", tmp_path / "run")
+    groups = result["by_group"]["ward"]["groups"]
+    assert ([g["group"] for g in groups], sum(g["records"] for g in groups)) == (["0", "1", "2"], 40)
+    assert result["by_group"]["ward"]["demographic_parity_difference"]["value"] is not None
+    assert '"number_of_groups" = 3' in (tmp_path / "run" / "config.toml").read_text()
+    out = ("--out", tmp_path / "refused")
+    assert "'x': the column holds more than whole numbers" in refused(*words, "--group-by", "x", *out)
+    assert "choose one of class, x, ward" in refused(*words, "--group-by", "sex", *out)
+    wrong = ("--method", "dpsgd-f", "--method-option", "number_of_groups=2")
+    assert "has 3 groups" in refused(*words, "--group-by", "ward", *wrong, *out)
+    assert not (tmp_path / "refused").exists()
+
+
+def tiny(**options):
+    torch.manual_seed(0)
+    x = torch.randn(120, 3)
+    data = TensorDataset(x, (x[:, 0] > 0).long(), torch.arange(120) % 2)
+    settings = {"delta": 1e-4, "epochs": 1, "expected_batch_size": 40, "seed": 0, "accountant": "rdp"}
+    return fit(
+        nn.Linear(3, 2), data, **{**settings, "groups": lambda batch: batch[2], "number_of_groups": 2, **options}
+    )
+
+
+def test_counts_come_out_of_the_same_budget():
+    """More noise in the steps pays for the release; the sum stays within the target."""
+    without, with_counts = tiny(epsilon=2.0), tiny(epsilon=2.0, group_counts=6.0)
+    assert with_counts.noise_multiplier > 1.02 * without.noise_multiplier
+    assert with_counts.epsilon <= 2.0
+    assert with_counts.epsilon == pytest.approx(2.0, rel=1e-3)
+    assert (with_counts.steps, without.steps) == (4, 3)
+    assert len(with_counts.group_counts.right) == 2
+    assert without.group_counts is None
+    # At the same noise, the release adds what one unsampled Gaussian costs.
+    same = tiny(noise_multiplier=without.noise_multiplier, group_counts=6.0)
+    events = [StepEvent(same.sample_rate, same.noise_multiplier, 3), StepEvent(1.0, 6.0)]
+    assert same.epsilon == pytest.approx(epsilon(events, 1e-4, "rdp").value)
+    assert same.epsilon > without.epsilon
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"group_counts": 0.3}, "releases after training alone"),
+        ({"group_counts": 0.0}, "group_counts=0"),
+        ({"group_counts": 5.0, "groups": None}, "groups=None"),
+        ({"group_counts": 5.0, "number_of_groups": None}, "number_of_groups=None"),
+        ({"group_counts": 5.0, "epsilon": float("inf")}, "epsilon=inf"),
+    ],
+)
+def test_counts_that_cannot_be_paid_for_are_refused(options, match):
+    with pytest.raises(BadArgument, match=match):
+        tiny(**{"epsilon": 2.0, **options})
+
+
+def test_a_model_without_class_scores_has_no_figures():
+    data = TensorDataset(torch.zeros(4, 3), torch.zeros(4, dtype=torch.long))
+    assert ask(nn.Linear(3, 1), data) is None
+    model = nn.Linear(3, 2).train()
+    assert ask(model, data).scores.shape == (4, 2)
+    assert model.training
+
+
+def test_scores_that_are_not_finite_are_named():
+    scores = np.array([[1.0, 0], [np.nan, 0], [0, 1], [0, 1]])
+    figures = figures_by_group(Answers(np.array([0, 0, 1, 1]), scores), {"side": (("a", "b"), np.array([0, 0, 1, 1]))})
+    first, second = figures["side"]["groups"]
+    assert first == {"group": "a", "records": 2, "accuracy": 0.5, "loss": None, "note": "a value is not finite"}
+    assert "note" not in second
+    json.dumps(figures, allow_nan=False)
+
+
+def test_the_comparison_from_end_to_end(tmp_path):
+    out = ("--out", tmp_path / "study", "--publish", tmp_path / "docs", "--jobs", "1")
+    words = ("--data", "digits", "--methods", "fixed", "--epsilon", "8", "--seeds", "1", "--groups", "2,8")
+    found = answer("fairness", *words, "--model", "linear", "--epochs", "1", "--batch", "500", *out)
+    plain, private = found["rows"]
+    assert (plain["variant"], private["variant"], private["target_epsilon"]) == ("without privacy", "fixed", 8.0)
+    assert private["epsilon"] <= 8
+    (gap,) = private["gaps"]
+    cost = {group: entry["value"] for group, entry in private["cost_by_group"].items()}
+    for group in "28":
+        by_hand = plain["accuracy_by_group"][group]["value"] - private["accuracy_by_group"][group]["value"]
+        assert cost[group] == pytest.approx(by_hand)
+    assert gap["gap"]["value"] == pytest.approx(abs(cost["2"] - cost["8"]))
+    assert gap["interval"][0] <= gap["gap"]["value"] <= gap["interval"][1]
+    names = {"fairness.md", "fairness.json", "gap-1.png", "gap-largest.png", "lowest-group.png", "results.jsonl"}
+    assert {path.name for path in (tmp_path / "docs").iterdir()} == {f"fairness-digits-{name}" for name in names}
+    assert f"Made by `{found['command']}`" in (tmp_path / "study" / "fairness.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        (("--data", "digits", "--groups", "2"), "groups='2' is not a pair"),
+        (("--data", "digits", "--groups", "2,2"), "two different"),
+        (("--data", "digits", "--groups", "2,ten"), "'ten' is no group"),
+        (("--data", "digits", "--group-by", "sex"), "group_by='sex'"),
+        (("--data", "digits", "--methods", "fixd"), "fixd"),
+        (("--data", "digits", "--methods", ","), "methods=','"),
+        (("--data", "digits", "--epsilon", "1;2"), "epsilon='1;2'"),
+        (("--data", "digits", "--epsilon", "-1"), "epsilon=-1.0"),
+        (("--data", "digits", "--seeds", "0"), "seeds=0"),
+        (("--data", "digits", "--quick"), "quick"),
+        (("studies/quick.toml", "--data", "digits"), "data='digits'"),
+        (("--data", "nowhere"), "nowhere"),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_runs(words, match, tmp_path):
+    assert match in refused("fairness", *words, "--out", tmp_path / "study")
+    assert not (tmp_path / "study").exists()
+
+
+def test_a_study_without_a_plain_run_is_refused(tmp_path):
+    file = tmp_path / "s.toml"
+    file.write_text('[common]\ndata = "digits"\nseed = 0\nepsilon = 3.0\n[[variant]]\nname = "fixed"\n')
+    assert "no variant without privacy" in refused("fairness", file)
