@@ -140,7 +140,7 @@ def prepare(
             f"data={listed[0].config.data!r} has too few records for {len(cuts)} parts; search over fewer"
         )
     listed = [replace(c, config=c.config.model_copy(update={"delta": delta}).resolved(dataset)) for c in listed]
-    for each in listed:
+    for each in {each.config.model: each for each in listed}.values():
         make_network(each.config, dataset)  # refuses now what it would refuse later
         if get_architecture(str(each.config.model)).reconstructs:
             raise BadArgument(f"model={each.config.model!r} has no accuracy to choose by; search over classifiers")
