@@ -54,6 +54,8 @@ def study(
 
         Console().print(Markdown(table))
         typer.echo(f"results: {folder / 'results.jsonl'}\ntable:   {folder / 'table.md'}\npage:    {page}")
+    if failures and as_json:
+        raise typer.Exit(1)  # the object above says how many
     if failures:
         raise some_failed(made, failures)
 

@@ -53,11 +53,11 @@ class Chooser:
         """The ways, those named direct for as many rows as fit under the cap, and another for the rest."""
         rows, fit = b.shape[0], self._max_direct_bytes // max(1, _gradient_bytes(call, b))
         others = [way for name, way in ways.items() if not _is_direct(name)]
-        if rows <= fit or not others:
-            return ways
-        if FEWEST * fit < rows:
+        if others and FEWEST * fit < rows:
             return {name: way for name, way in ways.items() if not _is_direct(name)}
-        return {name: split(way, others[0], fit) if _is_direct(name) else way for name, way in ways.items()}
+        if others and fit < rows:
+            ways = {name: split(way, others[0], fit) if _is_direct(name) else way for name, way in ways.items()}
+        return {name: way for name, way in ways.items() if name not in call.kernel.spares}
 
     def _cheapest(self, ways: dict[str, Way], call: Call, saved: tuple[Tensor, ...], b: Tensor) -> str:
         ones = torch.ones(b.shape[0], dtype=b.dtype, device=b.device)

@@ -122,6 +122,15 @@ def test_the_trial_forms_no_more_rows_than_fit_and_runs_once_for_sizes_alike():
         assert len(kernel.asked) <= 2, rows
 
 
+def test_a_spare_way_serves_only_the_rows_that_direct_may_not_store():
+    kernel = Watched()
+    kernel.spares = frozenset({"ghost"})
+    for rows, asked in ((40, [("direct", 40)]), (63, [("ghost", 23), ("direct", 40)]), (200, [("ghost", 200)])):
+        kernel.asked.clear()
+        Chooser(by_rule=False, max_direct_bytes=40 * ROW).part(*one(kernel, rows))
+        assert kernel.asked == asked  # nothing was timed
+
+
 def test_a_kernel_without_another_way_is_stored_whole():
     class Only(Kernel):
         direct = LINEAR.direct

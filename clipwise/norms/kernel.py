@@ -96,8 +96,11 @@ class Kernel:
 
     `direct` is required: it serves parameters that are used more than once (tied weights, a module called twice), whose
     per-example gradients must be added before the norm is taken. `candidates` may offer faster ways; the engine times
-    them once for each shape and keeps the best, or takes the *first* where the choice must not depend on a clock.
+    them once for each shape and keeps the best, or takes the *first* where the choice must not depend on a clock. Those
+    named in `spares` do what direct does and more, to store less: they are for the rows that direct may not store.
     """
+
+    spares: frozenset[str] = frozenset()
 
     def direct(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> dict[str, Tensor]:
         raise NotImplementedError

@@ -2,7 +2,7 @@
 
 For the patch a_p (kernel taps x channels) under output place p and the output gradient b_p there: g_i = sum_p b_p a_p^T. Three ways:
 
-- *direct*: the patches are laid out channels-last, so that a copy moves long runs, and one matrix product an example forms g_i;
+- *direct*: patches or strips (conv_layout.py), and one matrix product an example forms g_i, or one for each line of the kernel;
 - *ghost*: ||g_i||^2 = sum_pq <a_p, a_q><b_p, b_q> (Li et al. 2021). The Gram matrix of the patches is a sum of shifted copies of the
   Gram matrix of the *pixels*, and the shifts separate by dimension, so that no patch is formed: for small images, many channels;
 - *recompute*: g_i is formed for its norm alone and thrown away: for large images where storing g_i would need too much memory.
@@ -18,29 +18,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clipwise.norms.kernel import Call, Ghost, Kernel, Part, Way, scale_rows, sum_of_squares
+from clipwise.norms.layers.conv_layout import Geometry, patches, strip_bytes, strips
 from clipwise.norms.layers.registry import Tap, layer
 from clipwise.types import Unsupported
 
 PATCH_BYTES = 4 * 2**20  # patches formed at a time: they are used while they are in the cache
+STRIP_BYTES = 16 * 2**20
+LONG_STRIP, MANY_PLACES = 160, 32  # numbers: from here on products of strips are large enough
 GRAM_BYTES = 16 * 2**20  # Gram matrices
-SHORT_RUN = 16  # numbers; copies of shorter runs take longer than the memory they move
-
-
-class Geometry(NamedTuple):
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    groups: int
-    # First tap, end and size of the parameter's own kernel, in each dimension, where this one is but a part of it.
-    within: tuple[tuple[int, int, int], ...] | None = None
 
 
 def _spans(rows: int, bytes_per_row: int, most: int) -> Iterator[slice]:
@@ -51,35 +42,6 @@ def _spans(rows: int, bytes_per_row: int, most: int) -> Iterator[slice]:
         yield slice(start, start + step)
 
 
-def _patches(x: Tensor, geo: Geometry, places: torch.Size) -> Tensor:
-    """(rows, places, taps * channels) for x (rows, channels, *size)."""
-    if prod(geo.kernel) == 1 and not any(geo.padding):
-        every = tuple(slice(None, None, s) for s in geo.stride)
-        return x[(slice(None), slice(None), *every)].flatten(2).mT
-    rows, channels = x.shape[:2]
-    padded = [n + 2 * p for n, p in zip(x.shape[2:], geo.padding, strict=True)]
-    if any(geo.padding):
-        inside = tuple(slice(p, p + n) for n, p in zip(x.shape[2:], geo.padding, strict=True))
-        image = x.new_zeros(rows, *padded, channels)
-        image[(slice(None), *inside)] = x.movedim(1, -1)
-    else:
-        image = x.movedim(1, -1).contiguous()
-    row, *steps, _ = image.stride()
-    by_place = [a * s for a, s in zip(steps, geo.stride, strict=True)]
-    by_tap = [a * d for a, d in zip(steps, geo.dilation, strict=True)]
-    taps, run = geo.kernel, channels
-    if len(taps) > 1 and taps[-1] * channels <= SHORT_RUN and geo.dilation[-1] == 1:
-        # Short runs are slow to copy. So first unfold the last dimension alone; then whole patches lie together.
-        taps, run = taps[:-1], taps[-1] * channels
-        strips = image.as_strided((rows, places[-1], *padded[:-1], run), (row, by_place[-1], *steps[:-1], 1))
-        image = strips.contiguous()
-        row, across, *steps, _ = image.stride()
-        by_place = [*(a * s for a, s in zip(steps, geo.stride[:-1], strict=True)), across]
-        by_tap = [a * d for a, d in zip(steps, geo.dilation[:-1], strict=True)]
-    view = image.as_strided((rows, *places, *taps, run), (row, *by_place, *by_tap, 1))
-    return view.reshape(rows, places.numel(), -1)
-
-
 def _ordinary_gradient(x: Tensor, b: Tensor, geo: Geometry, groups: int) -> Tensor:
     """(out channels, in channels / groups, *kernel): torch's own gradient of the weight, summed over the rows."""
     like = x.new_zeros(()).expand(b.shape[1], x.shape[1] // groups, *geo.kernel)  # only its shape is read
@@ -88,23 +50,41 @@ def _ordinary_gradient(x: Tensor, b: Tensor, geo: Geometry, groups: int) -> Tens
     return torch.ops.aten.convolution_backward(b, x, like, None, *lists, *rest)[1]
 
 
-def _gradients(x: Tensor, b: Tensor, geo: Geometry) -> Tensor:
-    """(rows, out channels, the rest): the per-example gradients of the weight; `_as_weight` gives them their shape."""
-    rows, channels = b.shape[:2]
+def _by_strips(x: Tensor, b: Tensor, geo: Geometry) -> bool:
+    return (
+        geo.groups == 1
+        and geo.kernel[0] > 1
+        and prod(geo.kernel[1:]) * x.shape[1] >= LONG_STRIP
+        and b.shape[2:].numel() >= MANY_PLACES
+    )
+
+
+def _gradients(x: Tensor, b: Tensor, geo: Geometry) -> list[Tensor]:
+    """Each (rows, out channels, the rest): the per-example gradients of the weight, whole, or by the taps of its first
+    dimension; `_as_weight` gives them their shape."""
+    (rows, channels), places = b.shape[:2], b.shape[2:]
     if geo.groups > 1:
-        one_x, one_b = x.reshape(1, -1, *x.shape[2:]), b.reshape(1, -1, *b.shape[2:])
-        return _ordinary_gradient(one_x, one_b, geo, rows * geo.groups).view(rows, channels, -1)
+        one_x, one_b = x.reshape(1, -1, *x.shape[2:]), b.reshape(1, -1, *places)
+        return [_ordinary_gradient(one_x, one_b, geo, rows * geo.groups).view(rows, channels, -1)]
+    if _by_strips(x, b, geo):
+        lines = [b.new_empty(rows, channels, prod(geo.kernel[1:]) * x.shape[1]) for _ in range(geo.kernel[0])]
+        for part in _spans(rows, strip_bytes(x, geo, places), STRIP_BYTES):
+            for grads, seen in zip(lines, strips(x[part], geo, places, rows_inside=False), strict=True):
+                torch.bmm(b[part].flatten(2), seen, out=grads[part])
+        return lines
     grads = b.new_empty(rows, channels, prod(geo.kernel) * x.shape[1])
     for part in _spans(rows, _patch_bytes(x, b, geo), PATCH_BYTES):
-        torch.bmm(b[part].flatten(2), _patches(x[part], geo, b.shape[2:]), out=grads[part])
-    return grads
+        torch.bmm(b[part].flatten(2), patches(x[part], geo, places), out=grads[part])
+    return [grads]
 
 
-def _as_weight(flat: Tensor, geo: Geometry) -> Tensor:
+def _as_weight(parts: Sequence[Tensor], geo: Geometry) -> Tensor:
     """(..., out channels, the rest) -> (..., out channels, in channels, *kernel), the shape of the parameter."""
     if geo.groups > 1:
-        return _whole(flat.unflatten(-1, (-1, *geo.kernel)), geo)
-    return _whole(flat.unflatten(-1, (*geo.kernel, -1)).movedim(-1, -1 - len(geo.kernel)), geo)
+        return _whole(parts[0].unflatten(-1, (-1, *geo.kernel)), geo)
+    lines = (geo.kernel[0] // len(parts), *geo.kernel[1:])
+    shaped = [part.unflatten(-1, (*lines, -1)).movedim(-1, -1 - len(lines)) for part in parts]
+    return _whole(shaped[0] if len(shaped) == 1 else torch.cat(shaped, -len(lines)), geo)
 
 
 def _whole(shaped: Tensor, geo: Geometry) -> Tensor:
@@ -162,14 +142,29 @@ def _weighted_gradient(weights: Tensor, x: Tensor, b: Tensor, geo: Geometry) -> 
     """sum_i weights_i g_i, as one gradient."""
     if geo.groups > 1 or b.device.type != "cpu":
         return _whole(_ordinary_gradient(x, scale_rows(b, weights), geo, geo.groups), geo)
-    # On CPUs one large product with the patches takes half the time, where images are small and channels many.
+    # On CPUs large products with the patches take half the time, where images are small and channels many.
+    if _by_strips(x, b, geo):
+        return _weighted_by_strips(weights, x, b, geo)
     scaled = b.new_empty(b.shape[1], b.shape[0], b.shape[2:].numel())
     torch.mul(b.flatten(2).transpose(0, 1), weights.view(1, -1, 1), out=scaled)
     total = b.new_empty(b.shape[1], prod(geo.kernel) * x.shape[1])
     for part in _spans(b.shape[0], _patch_bytes(x, b, geo), PATCH_BYTES):
-        patches = _patches(x[part], geo, b.shape[2:]).flatten(0, 1)
-        total.addmm_(scaled[:, part].flatten(1), patches, beta=0 if part.start == 0 else 1)
-    return _as_weight(total, geo).contiguous()
+        seen = patches(x[part], geo, b.shape[2:]).flatten(0, 1)
+        total.addmm_(scaled[:, part].flatten(1), seen, beta=0 if part.start == 0 else 1)
+    return _as_weight([total], geo).contiguous()
+
+
+def _weighted_by_strips(weights: Tensor, x: Tensor, b: Tensor, geo: Geometry) -> Tensor:
+    places = b.shape[2:]
+    totals = [b.new_empty(b.shape[1], prod(geo.kernel[1:]) * x.shape[1]) for _ in range(geo.kernel[0])]
+    for part in _spans(b.shape[0], strip_bytes(x, geo, places), STRIP_BYTES):
+        turned = (
+            b[part].reshape(-1, *b.shape[1:3], prod(places[1:])).permute(1, 2, 0, 3)
+        )  # out channels, first places, rows, other places: as the strips
+        scaled = torch.mul(turned, weights[part].view(1, 1, -1, 1), out=b.new_empty(turned.shape)).flatten(1)
+        for total, seen in zip(totals, strips(x[part], geo, places, rows_inside=True), strict=True):
+            total.addmm_(scaled, seen.flatten(0, 2), beta=0 if part.start == 0 else 1)
+    return _as_weight(totals, geo).contiguous()
 
 
 def _look(call: Call, saved: tuple[Tensor, ...], b: Tensor) -> tuple[Tensor, Tensor, Geometry]:
@@ -181,33 +176,31 @@ def _look(call: Call, saved: tuple[Tensor, ...], b: Tensor) -> tuple[Tensor, Ten
 
 
 class ConvKernel(Kernel):
-    def _formed(self, call: Call, x: Tensor, b: Tensor, geo: Geometry) -> dict[str, Tensor]:
+    spares = frozenset({"recompute"})
+
+    def direct(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> dict[str, Tensor]:
+        x, b, geo = _look(call, saved, b)
         grads = {}
         if "weight" in call.params:
-            grads["weight"] = _gradients(x, b, geo)
+            grads["weight"] = _as_weight(_gradients(x, b, geo), geo)
         if "bias" in call.params:
             grads["bias"] = b.flatten(2).sum(2)
         return grads
 
-    def direct(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> dict[str, Tensor]:
-        x, b, geo = _look(call, saved, b)
-        grads = self._formed(call, x, b, geo)
-        return {role: _as_weight(g, geo) if role == "weight" else g for role, g in grads.items()}
-
     def direct_part(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> Part:
         """As kernel.Direct, but the gradients stay channels-last; only their sum is put in the parameter's order."""
         x, b, geo = _look(call, saved, b)
-        grads = self._formed(call, x, b, geo)
-        roles = tuple(grads)
+        bias = [b.flatten(2).sum(2)] if "bias" in call.params else []
+        weight = _gradients(x, b, geo) if "weight" in call.params else []
 
         def finish(weights: Tensor, *formed: Tensor) -> dict[str, Tensor]:
-            sums = {}
-            for role, g in zip(roles, formed, strict=True):
-                total = (weights.to(g.dtype) @ g.flatten(1)).view(g.shape[1:])
-                sums[role] = _as_weight(total, geo).contiguous() if role == "weight" else total
+            totals = [(weights.to(g.dtype) @ g.flatten(1)).view(g.shape[1:]) for g in formed]
+            sums = {"bias": totals[0]} if bias else {}
+            if weight:
+                sums["weight"] = _as_weight(totals[len(bias) :], geo).contiguous()
             return sums
 
-        return Ghost(sum_of_squares(*grads.values()), tuple(grads.values()), finish)
+        return Ghost(sum_of_squares(*bias, *weight), (*bias, *weight), finish)
 
     def ghost(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> Part:
         x, b, geo = _look(call, saved, b)
@@ -219,7 +212,7 @@ class ConvKernel(Kernel):
         x, b, geo = _look(call, saved, b)
         per_row = _patch_bytes(x, b, geo) + call.params["weight"].numel() * x.element_size()
         spans = _spans(b.shape[0], per_row, 2 * PATCH_BYTES)
-        squares = torch.cat([sum_of_squares(_gradients(x[part], b[part], geo)) for part in spans])
+        squares = torch.cat([sum_of_squares(*_gradients(x[part], b[part], geo)) for part in spans])
         return self._measured(call, squares, x, b, geo)
 
     def _measured(self, call: Call, squares: Tensor, x: Tensor, b: Tensor, geo: Geometry) -> Part:

@@ -8,7 +8,7 @@ from torch import nn
 
 from clipwise.norms.bookkeeping import Bookkeeping
 from clipwise.norms.kernel import Call
-from clipwise.norms.layers import conv, find_layer
+from clipwise.norms.layers import conv, conv_layout, find_layer
 from clipwise.norms.loop import assert_agrees
 from clipwise.types import Unsupported
 
@@ -53,13 +53,14 @@ def cases(draw, dims):
         "padding_mode": draw(st.sampled_from(["zeros", "zeros", "replicate", "circular"])),
         "frozen": draw(st.sampled_from([None, None, "weight", "bias"])),
         "buffer": draw(st.sampled_from([1, 2000, conv.PATCH_BYTES])),
-        "short_run": draw(st.sampled_from([0, conv.SHORT_RUN])),
+        "short_run": draw(st.sampled_from([0, conv_layout.SHORT_RUN])),
+        "strips": draw(st.booleans()),
     }
 
 
 def check(dims, case):
-    rows, size, frozen, buffer, short_run = (
-        case.pop(name) for name in ("rows", "size", "frozen", "buffer", "short_run")
+    rows, size, frozen, buffer, short_run, by_strips = (
+        case.pop(name) for name in ("rows", "size", "frozen", "buffer", "short_run", "strips")
     )
     case["bias"] |= frozen is not None
     if case["padding_mode"] == "circular" and not isinstance(case["padding"], str):
@@ -70,7 +71,11 @@ def check(dims, case):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(conv, "PATCH_BYTES", buffer)  # few rows at a time, or all
         patch.setattr(conv, "GRAM_BYTES", buffer)
-        patch.setattr(conv, "SHORT_RUN", short_run)
+        patch.setattr(conv, "STRIP_BYTES", buffer)
+        patch.setattr(conv_layout, "SHORT_RUN", short_run)
+        if by_strips:
+            patch.setattr(conv, "LONG_STRIP", 0)
+            patch.setattr(conv, "MANY_PLACES", 0)
         assert_agrees(nn.Sequential(layer, nn.Tanh()), (torch.randn(rows, layer.in_channels, *size),))
 
 
@@ -116,7 +121,8 @@ def padded_cases(draw, dims):
         "padding_mode": "zeros",
         "frozen": None,
         "buffer": conv.PATCH_BYTES,
-        "short_run": conv.SHORT_RUN,
+        "short_run": conv_layout.SHORT_RUN,
+        "strips": draw(st.booleans()),
     }
 
 

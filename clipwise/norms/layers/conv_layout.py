@@ -1,0 +1,101 @@
+"""How a convolution's input is laid out for matrix products: as patches, or as strips.
+
+*Patches*: every output place with all that the kernel sees there, (rows, places, taps * channels), a copy of every pixel for
+each tap. *Strips* unfold all dimensions but the first, so that a copy is larger than the image only by the taps of the others:
+those of the first are found by beginning some lines later. For many channels the copy, not the product, takes the time.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+SHORT_RUN = 16  # numbers; copies of shorter runs take longer than the memory they move
+
+
+class Geometry(NamedTuple):
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    # First tap, end and size of the parameter's own kernel, in each dimension, where this one is but a part of it.
+    within: tuple[tuple[int, int, int], ...] | None = None
+
+
+def _image(x: Tensor, geo: Geometry, multiple: int = 1) -> Tensor:
+    """(rows, *padded, channels): x with its padding, its lines (the first dimension) filled up to a multiple."""
+    padded = [n + 2 * p for n, p in zip(x.shape[2:], geo.padding, strict=True)]
+    missing = -padded[0] % multiple
+    if not any(geo.padding) and not missing:
+        return x.movedim(1, -1).contiguous()
+    padded[0] += missing
+    inside = tuple(slice(p, p + n) for n, p in zip(x.shape[2:], geo.padding, strict=True))
+    image = x.new_zeros(x.shape[0], *padded, x.shape[1])
+    image[(slice(None), *inside)] = x.movedim(1, -1)
+    return image
+
+
+def patches(x: Tensor, geo: Geometry, places: torch.Size) -> Tensor:
+    """(rows, places, taps * channels) for x (rows, channels, *size)."""
+    if prod(geo.kernel) == 1 and not any(geo.padding):
+        every = tuple(slice(None, None, s) for s in geo.stride)
+        return x[(slice(None), slice(None), *every)].flatten(2).mT
+    rows, channels = x.shape[:2]
+    image = _image(x, geo)
+    padded = image.shape[1:-1]
+    row, *steps, _ = image.stride()
+    by_place = [a * s for a, s in zip(steps, geo.stride, strict=True)]
+    by_tap = [a * d for a, d in zip(steps, geo.dilation, strict=True)]
+    taps, run = geo.kernel, channels
+    if len(taps) > 1 and taps[-1] * channels <= SHORT_RUN and geo.dilation[-1] == 1:
+        # Short runs are slow to copy. So first unfold the last dimension alone; then whole patches lie together.
+        taps, run = taps[:-1], taps[-1] * channels
+        image = image.as_strided(
+            (rows, places[-1], *padded[:-1], run), (row, by_place[-1], *steps[:-1], 1)
+        ).contiguous()
+        row, across, *steps, _ = image.stride()
+        by_place = [*(a * s for a, s in zip(steps, geo.stride[:-1], strict=True)), across]
+        by_tap = [a * d for a, d in zip(steps, geo.dilation[:-1], strict=True)]
+    view = image.as_strided((rows, *places, *taps, run), (row, *by_place, *by_tap, 1))
+    return view.reshape(rows, places.numel(), -1)
+
+
+def strips(x: Tensor, geo: Geometry, places: torch.Size, *, rows_inside: bool) -> list[Tensor]:
+    """For each tap of the first dimension, what the others and the channels see from there: (rows, places, the rest).
+
+    These are views that overlap, matrices without a copy. `rows_inside` gives (places of the first dimension, rows, other
+    places, the rest) instead, so that all but the last are one long dimension.
+    """
+    stride = geo.stride[0]
+    image = _image(x, geo, stride)
+    (rows, lines), channels = image.shape[:2], image.shape[-1]
+    row, line, *steps, one = image.stride()
+    by_place = (a * s for a, s in zip(steps, geo.stride[1:], strict=True))
+    by_tap = (a * d for a, d in zip(steps, geo.dilation[1:], strict=True))
+    # Lines are sorted by what is left over from the stride: those that a tap meets, place by place, then lie together.
+    view = image.as_strided(
+        (stride, rows, lines // stride, *places[1:], *geo.kernel[1:], channels),
+        (line, row, stride * line, *by_place, *by_tap, one),
+    )
+    if rows_inside:
+        view = view.transpose(1, 2)
+    # (stride, rows, lines, places, rest) or (stride, lines, rows, places, rest)
+    unfolded = view.reshape(*view.shape[:3], prod(places[1:]), -1)
+    found = []
+    for tap in range(geo.kernel[0]):
+        begin, left = divmod(tap * geo.dilation[0], stride)
+        if rows_inside:
+            found.append(unfolded[left, begin : begin + places[0]])
+        else:
+            found.append(unfolded[left, :, begin : begin + places[0]].flatten(1, 2))
+    return found
+
+
+def strip_bytes(x: Tensor, geo: Geometry, places: torch.Size) -> int:
+    """Of the unfolded image of one row."""
+    lines = x.shape[2] + 2 * geo.padding[0]
+    return lines * prod(places[1:]) * prod(geo.kernel[1:]) * x.shape[1] * x.element_size()
