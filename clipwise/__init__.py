@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from clipwise.plan import Plan
     from clipwise.step import private_step
     from clipwise.train import fit
+    from clipwise.tuning.runner import tune
 
 _HOME = {
     "attach": "clipwise.dropin",
@@ -24,8 +25,9 @@ _HOME = {
     "fit": "clipwise.train",
     "Plan": "clipwise.plan",
     "private_step": "clipwise.step",
+    "tune": "clipwise.tuning.runner",
 }
-__all__ = ["Plan", "Private", "attach", "fit", "fix", "private_step"]
+__all__ = ["Plan", "Private", "attach", "fit", "fix", "private_step", "tune"]
 
 
 def __getattr__(name: str) -> Any:

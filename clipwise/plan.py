@@ -146,7 +146,7 @@ def make_plan(
             raise BadArgument(
                 f"epsilon={epsilon!r}: the releases after training alone cost more; give them more noise, or a larger epsilon"
             )
-        runs = _noise_runs(method, made_schedule, context)
+        runs = noise_runs(method, made_schedule, context)
         noise_multiplier = calibrate_shape(
             epsilon, delta, lambda noise: [*(StepEvent(sample_rate, noise * f, n) for f, n in runs), *after], accountant
         )
@@ -174,7 +174,7 @@ def _factor(method: Method, schedule: Schedule, context: Context, step: int) -> 
     return own * schedule.factor(step, sample_rate=context.sample_rate, steps=context.steps or None)
 
 
-def _noise_runs(method: Method, schedule: Schedule, context: Context) -> list[tuple[float, int]]:
+def noise_runs(method: Method, schedule: Schedule, context: Context) -> list[tuple[float, int]]:
     """(factor, how many steps in a row have it) over the planned steps."""
     if type(method).noise_factor is Method.noise_factor:
         return schedule.runs(context.steps, context.sample_rate)

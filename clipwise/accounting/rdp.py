@@ -81,8 +81,19 @@ def _evaluate(events: Sequence[StepEvent], delta: float) -> float:
         return 0.0
     if any(event.noise_multiplier == 0 for event in events):
         return float("inf")
+    return converted(_total(events), delta)
+
+
+def rdp_curve(events: Sequence[StepEvent]) -> np.ndarray:
+    """The Renyi divergence of all the events together, at each of ORDERS; infinite if one has no noise."""
+    if any(event.noise_multiplier == 0 and event.count for event in events):
+        return np.full(len(ORDERS), np.inf)
+    return _total(coarsen(merge(events)))
+
+
+def _total(events: Sequence[StepEvent]) -> np.ndarray:
     curves = [event.count * _curve(event.sample_rate, event.noise_multiplier) for event in events]
-    return converted(np.sum(curves, axis=0), delta)
+    return np.sum(curves, axis=0) if curves else np.zeros(len(ORDERS))
 
 
 def converted(total: np.ndarray, delta: float) -> float:

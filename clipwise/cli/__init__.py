@@ -29,6 +29,7 @@ from clipwise.cli import (
     report,
     study,
     train,
+    tune,
 )
 from clipwise.types import BadArgument, ClipwiseError
 
@@ -97,6 +98,7 @@ for command in (
     methods.methods,
     models.models,
     study.study,
+    tune.tune,
     fairness.fairness,
 ):
     app.command()(command)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from clipwise.config import TrainConfig
     from clipwise.data import DataSet, Groups
     from clipwise.data.text import Encoder
+    from clipwise.report import Statement
     from clipwise.run_folder import RunFolder
     from clipwise.train import Fit
 
@@ -110,7 +111,7 @@ def train(
     from clipwise.config import make_config, read_config
     from clipwise.schedules import written
 
-    options = dict(map(_method_option, method_option or []))
+    options = dict(map(parse_option, method_option or []))
     if threshold is not None:
         options["threshold"] = threshold
     given = {
@@ -148,18 +149,31 @@ def train(
     }
     given = {name: value for name, value in given.items() if value is not None}
     where = "the options" if config is None else str(config)
-    asked = make_config(_merged({} if config is None else read_config(config), given), where)
+    asked = make_config(merged({} if config is None else read_config(config), given), where)
 
     # All that can be refused is refused before the folder is made; what has no need of torch, before it is imported.
     from clipwise import run_folder
+
+    dataset = load_asked(asked)
+    settings = asked.resolved(dataset)
+    network = make_network(settings, dataset)
+
+    folder = run_folder.create(settings.out, dataset.name, settings.method)
+    result, _ = train_into(folder, settings, dataset, network, quiet=as_json)
+    if as_json:
+        output.print_json(result)
+    else:
+        _summary(result, folder)
+
+
+def load_asked(asked: TrainConfig) -> DataSet:
+    """The data that the options name; refuses a method that they name wrongly before it reads any."""
     from clipwise.clipping import make_method
     from clipwise.data import load
-    from clipwise.fairness.grouping import find_grouping
-    from clipwise.models import build_model
 
     encoder = _own_encoder(asked)
     make_method(asked.method, **asked.method_options)
-    dataset = load(
+    return load(
         asked.data,
         label=asked.label,
         classes=asked.classes,
@@ -167,29 +181,33 @@ def train(
         test_fraction=asked.test_fraction,
         vocabulary=asked.vocabulary if encoder is None else encoder,
     )
-    settings = asked.resolved(dataset)
-    find_grouping(dataset, settings.group_by)
-    network = build_model(
-        str(settings.model), dataset, settings.seed, weights=settings.pretrained, freeze=settings.freeze
-    )
 
-    folder = run_folder.create(settings.out, dataset.name, settings.method)
+
+def make_network(settings: TrainConfig, dataset: DataSet) -> nn.Module:
+    """The untrained model of the (resolved) options; refuses groups that the data does not have."""
+    from clipwise.fairness.grouping import find_grouping
+    from clipwise.models import build_model
+
+    find_grouping(dataset, settings.group_by)
+    return build_model(str(settings.model), dataset, settings.seed, weights=settings.pretrained, freeze=settings.freeze)
+
+
+def train_into(
+    folder: RunFolder, settings: TrainConfig, dataset: DataSet, network: nn.Module, *, quiet: bool
+) -> tuple[dict[str, Any], Statement]:
+    """Train and leave everything in the folder, also of a run that fails."""
     try:
         folder.write("config.toml", settings.to_toml())
-        fit, test_part = _fit(settings, dataset, network, folder, quiet=as_json)
-        result = _write(settings, dataset, network, fit, test_part, folder)
+        fit, test_part = _fit(settings, dataset, network, folder, quiet=quiet)
+        return _write(settings, dataset, network, fit, test_part, folder)
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             error = ClipwiseError("interrupted; the steps that were taken stay charged in the ledger")
         folder.fail(error)
         raise error
-    if as_json:
-        output.print_json(result)
-    else:
-        _summary(result, folder)
 
 
-def _merged(file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def merged(file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """The file's options with those of the command line over them, and without what these make meaningless."""
     kept = dict(file)
     if "epsilon" in given or "noise_multiplier" in given:
@@ -236,7 +254,7 @@ def _for_training(
     return network, dataset.train, dataset.test
 
 
-def _method_option(text: str) -> tuple[str, Any]:
+def parse_option(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals:
         raise BadArgument(f"--method-option {text!r} has no value; write it as NAME=VALUE")
@@ -337,7 +355,7 @@ def _write(
     fit: Fit,
     test_part: TensorDataset | None,
     folder: RunFolder,
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], Statement]:
     """Weights, statement and result; the result is what `--json` prints."""
     from safetensors.torch import save
 
@@ -385,7 +403,7 @@ def _write(
         }
     )
     folder.write_json("result.json", result)
-    return result
+    return result, statement
 
 
 class _ByGroup(NamedTuple):

@@ -10,12 +10,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +19,7 @@ from typing import Any
 
 from clipwise import __version__, validate
 from clipwise.study.definition import Study, Trial
+from clipwise.study.processes import side_by_side
 from clipwise.types import BadArgument
 
 try:
@@ -64,10 +61,10 @@ def run_study(
         for outcome in _side_by_side(missing, folder, jobs):
             if outcome.line is None:
                 failures.append(outcome)
-                _append(folder / "failures.jsonl", {"id": outcome.trial.id, "error": outcome.error})
+                append_line(folder / "failures.jsonl", {"id": outcome.trial.id, "error": outcome.error})
             else:
                 done[outcome.trial.id] = dict(outcome.line)
-                _append(folder / "results.jsonl", outcome.line)
+                append_line(folder / "results.jsonl", outcome.line)
             on_outcome(outcome)
     return [done[id_] for id_ in wanted if id_ in done], failures
 
@@ -94,55 +91,31 @@ def read_results(path: Path) -> list[dict[str, Any]]:
 
 
 def _side_by_side(trials: list[Trial], folder: Path, jobs: int) -> Iterator[Outcome]:
-    threads = max(1, (os.cpu_count() or 1) // jobs)
-    living: set[subprocess.Popen[str]] = set()
-    stop = threading.Event()
-    pool = ThreadPoolExecutor(jobs)
-    try:
-        waiting: set[Future[Outcome]] = {
-            pool.submit(_run_one, trial, folder, threads, living, stop) for trial in trials
-        }
-        while waiting:
-            ended, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-            for future in ended:
-                yield future.result()
-    finally:  # Ctrl-C, or a consumer that went away: no process is left behind
-        stop.set()
-        for process in list(living):
-            process.terminate()
-        pool.shutdown(cancel_futures=True)
+    for trial, ended in side_by_side(trials, lambda trial: _command(trial, folder), jobs):
+        if ended.result is None:
+            yield Outcome(trial, None, ended.error, ended.seconds)
+        else:
+            _config_file(trial, folder).unlink()  # the run folder has its own
+            yield Outcome(trial, _line(trial, ended.result, ended.seconds), None, ended.seconds)
 
 
-def _run_one(
-    trial: Trial, folder: Path, threads: int, living: set[subprocess.Popen[str]], stop: threading.Event
-) -> Outcome:
+def _command(trial: Trial, folder: Path) -> list[str]:
     run = folder / "runs" / trial.id
     if run.exists():
         shutil.rmtree(run)  # it has no line of results, so it never ended
-    config = folder / "runs" / f"{trial.id}.toml"
+    config = _config_file(trial, folder)
     config.parent.mkdir(exist_ok=True)
     config.write_text(trial.config.to_toml(), encoding="utf-8")
-    command = [sys.executable, "-m", "clipwise.cli", "train", "--config", str(config), "--out", str(run), "--json"]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    start = time.perf_counter()
-    if stop.is_set():
-        return Outcome(trial, None, "stopped", 0.0)
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, env=environment
-    )
-    living.add(process)
-    output, messages = process.communicate()
-    living.discard(process)
-    seconds = time.perf_counter() - start
-    try:
-        result = json.loads(output)
-    except ValueError:
-        result = {"error": (messages.strip() or f"the process ended with code {process.returncode}")[-2000:]}
-    if process.returncode or "error" in result:
-        return Outcome(trial, None, str(result.get("error")), seconds)
-    config.unlink()  # the run folder has its own
+    return [sys.executable, "-m", "clipwise.cli", "train", "--config", str(config), "--out", str(run), "--json"]
+
+
+def _config_file(trial: Trial, folder: Path) -> Path:
+    return folder / "runs" / f"{trial.id}.toml"
+
+
+def _line(trial: Trial, result: Mapping[str, Any], seconds: float) -> dict[str, Any]:
     options = trial.config.model_dump(include={"schedule", "optimizer", "lr", "batch", "method_options"})
-    line = {
+    return {
         "id": trial.id,
         "variant": trial.variant,
         "target_epsilon": None if trial.config.epsilon == float("inf") else trial.config.epsilon,
@@ -152,10 +125,9 @@ def _run_one(
         "seconds": round(seconds, 1),
         "clipwise": __version__,
     }
-    return Outcome(trial, line, None, seconds)
 
 
-def _append(path: Path, line: Mapping[str, Any]) -> None:
+def append_line(path: Path, line: Mapping[str, Any]) -> None:
     with path.open("a+b") as file:
         file.seek(0)
         whole = file.read().rfind(b"\n") + 1

@@ -1,0 +1,71 @@
+"""Commands side by side, each in a process of its own that prints one JSON value; none is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+Task = TypeVar("Task")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a process printed, or why it failed; `killed` if a signal ended it."""
+
+    result: Mapping[str, Any] | None
+    error: str | None
+    killed: bool
+    seconds: float
+
+
+def side_by_side(
+    tasks: Sequence[Task], command: Callable[[Task], list[str]], jobs: int
+) -> Iterator[tuple[Task, Ended]]:
+    """Each task with its end, in the order in which they end. `command` prepares a task just before it starts."""
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    living: set[subprocess.Popen[str]] = set()
+    stop = threading.Event()
+    pool = ThreadPoolExecutor(jobs)
+
+    def run(task: Task) -> tuple[Task, Ended]:
+        if stop.is_set():
+            return task, Ended(None, "stopped", False, 0.0)
+        return task, _run(command(task), threads, living)
+
+    try:
+        waiting: set[Future[tuple[Task, Ended]]] = {pool.submit(run, task) for task in tasks}
+        while waiting:
+            ended, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+            for future in ended:
+                yield future.result()
+    finally:  # Ctrl-C, or a consumer that went away: no process is left behind
+        stop.set()
+        for process in list(living):
+            process.terminate()
+        pool.shutdown(cancel_futures=True)
+
+
+def _run(command: list[str], threads: int, living: set[subprocess.Popen[str]]) -> Ended:
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    start = time.perf_counter()
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, env=environment
+    )
+    living.add(process)
+    output, messages = process.communicate()
+    living.discard(process)
+    seconds = time.perf_counter() - start
+    try:
+        result = json.loads(output)
+    except ValueError:
+        result = {"error": (messages.strip() or f"the process ended with code {process.returncode}")[-2000:]}
+    if process.returncode or "error" in result:
+        return Ended(None, str(result.get("error")), process.returncode < 0, seconds)
+    return Ended(result, None, False, seconds)

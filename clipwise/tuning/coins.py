@@ -1,0 +1,24 @@
+"""Secret uniform numbers for draws and choices, from the same keystream as all noise."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from clipwise.keystream import Key
+
+
+class Coins:
+    """Called with a number n, it gives n numbers in [0, 1) of 53 bits; no two calls share a byte."""
+
+    def __init__(self, key: Key):
+        self._key, self._calls = key.derive("tuning"), 0
+
+    def __call__(self, count: int) -> np.ndarray:
+        stream = self._key.keystream(step=self._calls)
+        self._calls += 1
+        words = np.frombuffer(stream.update(bytes(8 * count)), dtype=">u8")
+        return (words >> np.uint64(11)).astype(float) * 2.0**-53
+
+    def whole(self) -> int:
+        """A whole number of 53 bits."""
+        return int(self(1)[0] * 2.0**53)

@@ -1,0 +1,101 @@
+"""One run of a search, in a process of its own: `python -m clipwise.tuning.trial SPEC.json`.
+
+It trains as `clipwise train` does, on all records or on a part of them, and prints what the search needs to know: the
+result, the statement, and the number of errors on the part that was kept back. That number is private: it goes to the
+search over a pipe, and into no file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from clipwise.config import TrainConfig, make_config
+from clipwise.data import DataSet
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which records train: a permutation of all record numbers (drawn without looking at the records) is cut in pieces."""
+
+    seed: int
+    pieces: tuple[int, ...]  # how many records each has; the last piece is the one kept back
+    trains: int  # which of them trains
+
+    def of(self, dataset: DataSet) -> tuple[DataSet, Any]:
+        """The data set with this part alone to train on, and the records kept back."""
+        from torch.utils.data import TensorDataset
+
+        order = np.random.default_rng(self.seed).permutation(len(dataset.train))
+        ends = np.cumsum([0, *self.pieces])
+        kept = [order[ends[i] : ends[i + 1]] for i in (self.trains, len(self.pieces) - 1)]
+        own, back = (TensorDataset(*(tensor[np.sort(rows)] for tensor in dataset.train.tensors)) for rows in kept)
+        groups = {name: each._replace(train=each.train[np.sort(kept[0])]) for name, each in dataset.groups.items()}
+        return dataclasses.replace(dataset, train=own, groups=groups), back
+
+
+@dataclass(frozen=True)
+class Spec:
+    config: TrainConfig
+    out: str
+    part: Part | None
+
+    def to_json(self) -> str:
+        part = None if self.part is None else asdict(self.part)
+        return json.dumps({"config": self.config.model_dump(exclude_none=True), "out": self.out, "part": part})
+
+    @staticmethod
+    def read(path: Path) -> Spec:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        part = values["part"]
+        return Spec(
+            make_config(values["config"], str(path)),
+            values["out"],
+            None if part is None else Part(part["seed"], tuple(part["pieces"]), part["trains"]),
+        )
+
+
+def run_trial(spec: Spec) -> dict[str, Any]:
+    from clipwise import run_folder
+    from clipwise.cli.train import load_asked, make_network, train_into
+    from clipwise.train import accuracy
+
+    dataset, back = load_asked(spec.config), None
+    if spec.part is not None:
+        dataset, back = spec.part.of(dataset)
+    settings = spec.config.resolved(dataset)
+    network = make_network(settings, dataset)
+    folder = run_folder.create(spec.out, dataset.name, settings.method)
+    result, statement = train_into(folder, settings, dataset, network, quiet=True)
+    errors = None if back is None else len(back) - round(len(back) * accuracy(network, back))
+    return {"result": result, "statement": statement.to_dict(), "errors": errors}
+
+
+def main() -> None:
+    from clipwise.cli import output
+    from clipwise.types import ClipwiseError
+
+    try:
+        output.print_json(run_trial(Spec.read(Path(sys.argv[1]))))
+    except ClipwiseError as error:
+        output.print_json({"error": str(error)})
+        sys.exit(1)
+
+
+def pieces(records: int, *, parts: int | None, held_out: float) -> tuple[int, ...]:
+    """Equal pieces for `parts` candidates and one kept back; or one piece to train on and a fraction kept back."""
+    if parts is not None:
+        return (records // (parts + 1),) * (parts + 1)
+    back = math.ceil(records * held_out)
+    return (records - back, back)
+
+
+if __name__ == "__main__":
+    main()

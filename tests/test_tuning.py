@@ -1,0 +1,290 @@
+"""Searches from end to end: what runs is what was planned, what is charged covers it, and what must stay secret does."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import clipwise
+from clipwise.accounting import Ledger, epsilon
+from clipwise.cli import output
+from clipwise.data import load
+from clipwise.study.processes import Ended
+from clipwise.tuning import runner
+from clipwise.tuning.trial import Part, Spec, pieces, run_trial
+from clipwise.types import BadArgument, ClipwiseError
+
+OPTIONS = {"data": "digits", "model": "linear", "epochs": 1, "batch": 256}
+RATES = {"lr": [0.0001, 0.5]}
+
+
+class InProcess:
+    """Runs trials one after another in this process; `killed` says which attempts a signal ends, and when."""
+
+    def __init__(self, killed=None):
+        self.specs, self.killed = [], killed or {}
+
+    def __call__(self, tasks, command, jobs):
+        assert jobs >= 1
+        for task in tasks:
+            spec = Spec.read(Path(command(task)[-1]))
+            self.specs.append(spec)
+            how = self.killed.get(len(self.specs))
+            if how == "early":
+                Path(spec.out).mkdir()
+                (Path(spec.out) / "ledger.jsonl").write_text("")
+                yield task, Ended(None, "killed", True, 0.1)
+                continue
+            if how == "never":
+                yield task, Ended(None, "broken", False, 0.1)
+                continue
+            outcome = json.loads(json.dumps(output.finite(run_trial(spec))))
+            if how == "late":
+                yield task, Ended(None, "killed", True, 0.1)
+                continue
+            yield task, Ended(outcome, None, False, 0.1)
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    def use(killed=None):
+        executor = InProcess(killed)
+        monkeypatch.setattr(runner, "side_by_side", executor)
+        return executor
+
+    return use
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def charged(folder):
+    return [event for ledger in sorted(folder.glob("*/ledger.jsonl")) for event in Ledger.read(ledger).events()]
+
+
+def test_a_grid_is_paid_for_in_full(in_process, tmp_path):
+    executor = in_process()
+    tuned = clipwise.tune({**OPTIONS, "seed": 5}, RATES, epsilon=3.0, out=str(tmp_path / "out"))
+    # The truth from outside: what the ledgers of all runs say together.
+    events = charged(tmp_path / "out" / "trials")
+    spent = epsilon(events, tuned.plan.delta).value
+    assert sum(event.count for event in events) == 2 * 6
+    assert spent == pytest.approx(tuned.result["epsilon"], rel=1e-9)
+    assert 2.99 < spent <= 3.0
+    assert tuned.chosen == {"lr": 0.5}
+    scores = {
+        line["id"]: line["score"] for line in lines(tmp_path / "out" / "search.jsonl") if line.get("event") == "ended"
+    }
+    assert scores["1"] == tuned.result["accuracy"] > scores["0"]
+    statement = (tmp_path / "out" / "statement.md").read_text()
+    assert "grid-rdp over 2 candidates, covered by epsilon" in statement
+    assert f"{math.ceil(spent * 1e4) / 1e4:.4f} at 1e-05" in statement
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == (
+        tmp_path / "out" / "trials" / "1" / "model.safetensors"
+    ).read_bytes()
+    assert len({spec.config.seed for spec in executor.specs}) == 2, "two runs with one noise would cancel it"
+    with pytest.raises(BadArgument, match="exists already"):
+        clipwise.tune(OPTIONS, RATES, epsilon=3.0, out=str(tmp_path / "out"))
+
+
+def test_repeat_select_shows_the_winner_alone(in_process, tmp_path):
+    executor = in_process()
+    how = {"strategy": "repeat-select", "score": "held-out", "held_out": 0.2, "mean_runs": 3.0}
+    tuned = clipwise.tune({**OPTIONS, "seed": 3}, RATES, epsilon=4.0, out=str(tmp_path / "out"), **how)
+    shown = {path.name for path in (tmp_path / "out").iterdir()}
+    assert "secret" in shown
+    assert not shown & {"search.jsonl", "trials"}
+    assert (tmp_path / "out" / "secret").stat().st_mode & 0o077 == 0
+    assert len(lines(tmp_path / "out" / "secret" / "search.jsonl")) == 1 + 2 * len(executor.specs)
+    assert "must not be shown" in (tmp_path / "out" / "statement.md").read_text()
+    # A record trains or scores, and both are calibrated to the same total.
+    plan = tuned.plan
+    assert plan.score_noise > 0
+    assert plan.epsilon_total <= 4.0
+    records = len(load("digits").train)
+    assert {spec.part.pieces for spec in executor.specs} == {
+        (records - math.ceil(0.2 * records), math.ceil(0.2 * records))
+    }
+    (rate,) = {event.sample_rate for event in charged(tmp_path / "out" / "secret" / "trials")}
+    assert rate == pytest.approx(256 / (records - math.ceil(0.2 * records)))
+
+
+def test_exponential_trains_on_parts_and_writes_no_count(in_process, tmp_path):
+    executor = in_process()
+    tuned = clipwise.tune(
+        {**OPTIONS, "batch": 64, "seed": 1}, RATES, epsilon=4.0, strategy="exponential", out=str(tmp_path / "out")
+    )
+    part = len(load("digits").train) // 3
+    assert [spec.part.trains for spec in executor.specs] == [0, 1]
+    assert len({spec.part.seed for spec in executor.specs}) == 1
+    for run in ("0", "1"):  # each is charged what was planned, and their parts do not meet: the larger counts
+        events = Ledger.read(tmp_path / "out" / "trials" / run / "ledger.jsonl").events()
+        assert events[0].sample_rate == pytest.approx(64 / part)
+        assert epsilon(events, tuned.plan.delta).value == pytest.approx(tuned.plan.epsilon_total, rel=1e-9)
+    assert all(
+        line["score"] is None for line in lines(tmp_path / "out" / "search.jsonl") if line.get("event") == "ended"
+    )
+
+
+def test_parts_do_not_meet():
+    digits = load("digits")
+    cut = pieces(len(digits.train), parts=3, held_out=0.5)
+    seen = []
+    for number in range(3):
+        own, back = Part(7, cut, number).of(digits)
+        seen.append({tensor.numpy().tobytes() for tensor in own.train.tensors[0]})
+        assert len(own.train) == len(back) == len(digits.train) // 4
+    back_rows = {tensor.numpy().tobytes() for tensor in back.tensors[0]}
+    everything = [row.numpy().tobytes() for row in digits.train.tensors[0]]
+    twins = len(everything) - len(set(everything))
+    for a, b in ((0, 1), (0, 2), (1, 2)):
+        assert len(seen[a] & seen[b]) <= twins
+    assert len(back_rows & seen[2]) <= twins
+
+
+def test_public_search_charges_one_run(in_process, tmp_path):
+    executor = in_process()
+    tuned = clipwise.tune(
+        {**OPTIONS, "seed": 2}, RATES, epsilon=2.0, strategy="public", public_data="digits", out=str(tmp_path / "out")
+    )
+    assert len(executor.specs) == 3
+    events = Ledger.read(tmp_path / "out" / "ledger.jsonl").events()
+    assert epsilon(events, tuned.plan.delta).value == pytest.approx(tuned.plan.epsilon_total, rel=1e-9)
+    assert "public data (digits)" in tuned.statement.tuning
+    assert tuned.result["chosen"] == {"lr": 0.5}
+
+
+def test_an_uncharged_search_is_stamped(in_process, tmp_path):
+    in_process()
+    tuned = clipwise.tune(
+        {**OPTIONS, "seed": 2}, RATES, epsilon=2.0, strategy="none", uncharged=True, out=str(tmp_path / "out")
+    )
+    assert "NOT CHARGED" in (tmp_path / "out" / "statement.md").read_text()
+    honest = epsilon(charged(tmp_path / "out" / "trials"), tuned.plan.delta).value
+    assert tuned.plan.epsilon_composed == pytest.approx(honest, rel=1e-9)
+    assert f"{honest:.4f}" in tuned.statement.tuning
+    assert tuned.result["tuning"]["charged"] is False
+
+
+def test_a_killed_run_goes_again_unless_it_was_seen(in_process, tmp_path):
+    executor = in_process({1: "early"})
+    tuned = clipwise.tune({**OPTIONS, "seed": 2}, RATES, epsilon=3.0, out=str(tmp_path / "early"))
+    assert len(executor.specs) == 3
+    assert len(charged(tmp_path / "early" / "trials")) == 2  # the second try took the place of the first
+    assert epsilon(charged(tmp_path / "early" / "trials"), tuned.plan.delta).value <= 3.0
+
+    executor = in_process({2: "late"})  # after it had left the figures of an epoch
+    tuned = clipwise.tune({**OPTIONS, "seed": 2}, RATES, epsilon=3.0, out=str(tmp_path / "late"))
+    assert len(executor.specs) == 2
+    assert tuned.chosen == {"lr": 0.0001}  # the better one has no score
+    assert any("charged" in line.get("event", "") for line in lines(tmp_path / "late" / "search.jsonl"))
+
+    in_process({1: "never", 2: "never"})
+    with pytest.raises(ClipwiseError, match="every run failed"):
+        clipwise.tune(OPTIONS, RATES, epsilon=3.0, out=str(tmp_path / "never"))
+
+
+def test_draws_of_optuna_do_not_look_at_scores():
+    pytest.importorskip("optuna")
+    from clipwise.tuning.candidates import Range, make_candidates
+
+    space = {"lr": Range(0.01, 1.0, log=True), "threshold": [0.1, 1.0]}
+    for draw in ("random", "quasi-random"):
+        made, same = (make_candidates({}, space, draw=draw, number=32, seed=4) for _ in range(2))
+        assert [c.chosen for c in made] == [c.chosen for c in same]
+        rates = np.log10([c.config.lr for c in made])
+        assert -2 <= rates.min() < -1.6 < -0.4 < rates.max() <= 0
+        assert {c.config.method_options["threshold"] for c in made} == {0.1, 1.0}
+
+
+@pytest.mark.parametrize(
+    ("search", "how", "message"),
+    [
+        ({}, {}, "it is empty"),
+        ({"lr": []}, {}, "has no values"),
+        ({"lr": [0.1]}, {}, "nothing to choose"),
+        ({"lr": [0.1, 0.1]}, {}, "nothing to choose"),
+        ({"colour": [1, 2]}, {}, "'colour' is not an argument"),
+        ({"seed": [1, 2]}, {}, "'seed' belongs to the search"),
+        ({"method": ["fixed", "dpsgd"]}, {}, "'dpsgd' is not known"),
+        ({"method": ["fixed", "auto-dp"]}, {}, "no valid guarantee"),
+        (RATES, {"strategy": "best"}, "'best' is not known"),
+        (RATES, {"strategy": "none"}, "--uncharged"),
+        (RATES, {"uncharged": True}, "uncharged=True goes with"),
+        (RATES, {"strategy": "public"}, "public_data=None"),
+        (RATES, {"public_data": "mnist"}, "public_data='mnist' is for"),
+        (RATES, {"strategy": "exponential", "score": "public"}, "score='public' does not go"),
+        (RATES, {"held_out": 0.1}, "held_out=0.1"),
+        (RATES, {"mean_runs": 3}, "mean_runs=3 means nothing"),
+        (RATES, {"delta": 0.1}, "not below 1"),
+        (RATES, {"options": {"group_counts": 5.0}}, "group_counts=5.0 shows more"),
+        (RATES, {"samples": 100}, "needs both"),
+        (RATES, {"draw": "random"}, "how many to draw"),
+        (RATES, {"epsilon": 1e-7}, "too small"),
+        (
+            {"lr": [k / 100 for k in range(1, 150)]},
+            {"epsilon": 0.3, "options": {"method": "quantile"}},
+            r"largest number that fits is \d+",
+        ),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_made(search, how, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadArgument, match=message):
+        runner.prepare({**OPTIONS, **how.pop("options", {})}, search, **{"epsilon": 3.0, **how})
+    assert not list(tmp_path.iterdir())
+
+
+def command(capsys, *words):
+    from clipwise.cli import app
+
+    with pytest.raises(SystemExit) as ended:
+        app(["tune", *words], prog_name="clipwise")
+    return ended.value.code or 0, capsys.readouterr()
+
+
+WITHOUT_DATA = ("--samples", "60000", "--batch", "256", "--steps", "2350", "--epsilon", "3", "--delta", "1e-6")
+
+
+@pytest.mark.parametrize("strategy", ["grid-rdp", "liu-talwar", "repeat-select", "exponential"])
+def test_a_plan_without_data(capsys, strategy):
+    words = ("--search", "threshold=0.1,1,10", "--search", "lr=0.1,0.5", "--strategy", strategy)
+    code, printed = command(capsys, *words, *WITHOUT_DATA, "--plan-only", "--json")
+    plan = json.loads(printed.out)
+    assert code == 0
+    assert plan["candidates"] == 6
+    assert {"runs", "noise_multiplier", "epsilon_per_run", "epsilon_total", "delta"} <= plan.keys()
+    assert 2.99 < plan["epsilon_total"] <= 3.0
+    rate = 256 / (60000 // 7 if strategy == "exponential" else 60000)
+    from clipwise.accounting import StepEvent
+
+    alone = epsilon([StepEvent(rate, plan["noise_multiplier"], 2350)], 1e-6).value
+    assert alone == pytest.approx(plan["epsilon_per_run"], rel=1e-9)
+    assert plan["runs"] == {"liu-talwar": 12}.get(strategy, 6)
+
+
+def test_nothing_is_spent_unasked(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, printed = command(capsys, "--data", "digits", "--search", "lr=0.1,0.5", "--json")
+    assert code == 2
+    assert "--yes" in json.loads(printed.out)["error"]
+    code, printed = command(capsys, "--search", "lr=0.1,0.5", *WITHOUT_DATA, "--yes", "--json")
+    assert code == 2
+    assert "planned, but not run" in json.loads(printed.out)["error"]
+    code, printed = command(capsys, "--search", "lr=0.1,0.5", *WITHOUT_DATA, "--plan-only")
+    assert code == 0
+    assert "in all" in printed.out
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_search_from_the_command_line(in_process, capsys, tmp_path):
+    in_process()
+    words = ("--data", "digits", "--model", "linear", "--epochs", "1", "--batch", "256", "--search", "lr=0.0001,0.5")
+    code, printed = command(capsys, *words, "--epsilon", "3", "--yes", "--json", "--out", str(tmp_path / "out"))
+    result = json.loads(printed.out)
+    assert code == 0
+    assert result["chosen"] == {"lr": 0.5}
+    assert result == json.loads((tmp_path / "out" / "result.json").read_text())
