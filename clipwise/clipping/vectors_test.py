@@ -109,6 +109,15 @@ def test_global_adapt_update(count, after):
     assert state.upper == pytest.approx(after, abs=1e-5)
 
 
+def test_global_adapt_trajectory_by_hand():
+    """B = 100, target share .1: counts 10, 20, 0, -20, 30 move ln Z by 0, .1, -.1, -.3, .2; then a floor at C = 1."""
+    method, state, seen = make_method("global-adapt"), GlobalState(50.0), []
+    for step, count in enumerate([10.0, 20.0, 0.0, -20.0, 30.0, -5000.0]):
+        state = method.update(state, released(exceeding=[count]), context(batch=100.0), step)
+        seen.append(state.upper)
+    assert seen == pytest.approx([50.0, 55.258546, 50.0, 37.040911, 45.241871, 1.0], abs=1e-6)
+
+
 def test_global_adapt_never_falls_below_the_threshold():
     method, state = make_method("global-adapt", upper=1.05), GlobalState(1.05)
     for step in range(5):
@@ -153,6 +162,24 @@ def test_dc_sgd_e_range():
     assert method.update(state, released(histogram=top), context(), 0).range == 40.0
     assert method.update(state, released(histogram=bottom), context(), 0).range == 10.0
     assert method.update(state, released(histogram=[-5.0] * 20), context(), 0) == state
+
+
+def test_dc_sgd_e_trajectory_by_hand():
+    """Four bins, a = sigma^2 d / B^2 = 4 / 16 = 1/4, all counts in one bin with middle m: the best c is m / (1 + a) = .8 m,
+    looked for among {.1, ..., 2} C. From C = 1, R = 4 (middles .5, 1.5, 2.5, 3.5):
+    bin 2: .8 * 2.5 = 2, the last candidate, so again from 2, where it is inside; the upper half is full: R stays 4.
+    bin 3: .8 * 3.5 = 2.8 = 1.4 * 2; half or more in the last bin: R = 8 (middles 1, 3, 5, 7).
+    bin 0: .8; candidates .28 k: .84 (E .2020) beats .56 (.2720); the upper half is empty: R = 4.
+    bin 0: .4; candidates .084 k: .42 (E .0505) beats .336 (.0551); R = 2. Then nothing but negative counts: all stays."""
+    method = make_method("dc-sgd-e", bins=4)
+    public = context(batch=4.0, parameters=4)
+    state, seen = method.init(public), []
+    for step, place in enumerate([2, 3, 0, 0, None]):
+        counts = [-1.0] * 4 if place is None else [10.0 * (j == place) for j in range(4)]
+        answer = Released((torch.zeros(3),), {"histogram": vector(*counts)}, {}, noise_multiplier=1.0)
+        state = method.update(state, answer, public, step)
+        seen += [state.threshold, state.range]
+    assert seen == pytest.approx([2.0, 4.0, 2.8, 8.0, 0.84, 4.0, 0.42, 2.0, 0.42, 2.0])
 
 
 def test_dc_sgd_histogram_rows():
@@ -221,6 +248,18 @@ def test_dpsgd_f_update():
     assert float(method.update(state, released(counts=[1e6, 0, 0, 1]), context(), 1).thresholds.max()) == 10.0
     with pytest.raises(BadArgument, match="groups=None"):
         method.decide(state, NORMS)
+
+
+def test_dpsgd_f_trajectory_by_hand():
+    """C_k = 1 + r_k / r, with r_k the share of group k above C0 = 1 and r that of all; counts (below, below, above, above).
+    5 % and 25 % of 6 / 104; none above: both at C0; half of each: 1 + 1; 1 and 1/4 of .4; an empty group counts as 1, 1/5
+    of .2, after negative counts were taken as 0."""
+    method = make_method("dpsgd-f")
+    state, seen = method.init(context()), []
+    for step, counts in enumerate([[95, 3, 5, 1], [50, 50, 0, 0], [50, 50, 50, 50], [0, 60, 20, 20], [-5, 80, -3, 20]]):
+        state = method.update(state, released(counts=counts), context(), step)
+        seen += state.thresholds.tolist()
+    assert seen == pytest.approx([1.866667, 5.333333, 1, 1, 2, 2, 3.5, 1.625, 6, 2], abs=1e-6)
 
 
 def test_auto_dp_sound_trajectory_by_hand():
