@@ -63,6 +63,7 @@ class Plan:
             check_delta(self.delta, self.size)
         if self.method.sound:  # a side query that leaves no room, at any step, is refused now
             gradient_share(self.context.noise_multiplier, [s.noise_multiplier for s in self.side_queries])
+        self.method.init(self.context)  # what a method or a schedule cannot run with is refused before a ledger is made
         self.total(0)
 
     @property

@@ -16,6 +16,7 @@ A folder is never written twice, and each file appears whole or not at all.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -87,3 +88,14 @@ def _make(path: Path) -> Path:
             ) from error
         raise BadArgument(f"out={str(path)!r} cannot be made ({error}); name a folder that you may write to") from error
     return path
+
+
+def finite(value: Any) -> Any:
+    """The value with every infinity and NaN as None, ready for strict JSON."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value

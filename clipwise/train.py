@@ -20,20 +20,18 @@ from torch.utils.data import DataLoader, Dataset
 
 from clipwise import __version__, validate
 from clipwise.clipping import METHODS, Method
+from clipwise.evaluation import accuracy, check_class_targets, mean_loss
 from clipwise.fairness.evaluate import judged
 from clipwise.fairness.release import GroupCounts, count_event, release_group_counts
 from clipwise.keystream import Key
 from clipwise.losses import Loss, make_loss
 from clipwise.lr_schedules import LrSchedule, make_lr_schedule, refuse_double_rate
-from clipwise.optim import AdamWOSM
 from clipwise.report import Statement
 from clipwise.run import Run
 from clipwise.sampling import PoissonLoader, PoissonSampler, check_loader
 from clipwise.schedules import ScheduleLike
 from clipwise.step import private_step
 from clipwise.types import BadArgument
-
-EVALUATION_ROWS = 1024
 
 
 @dataclass(frozen=True)
@@ -125,7 +123,7 @@ def fit(
     refuse_double_rate(
         rate_schedule,
         method=None if epsilon == math.inf else rate_setting_method(method),
-        optimizer="adam-wosm" if isinstance(made, AdamWOSM) else None,
+        optimizer=type(made).__name__ if "noise_std" in made.param_groups[0] else None,
     )
     if rate_schedule.kind == "plateau" and test is None:
         raise BadArgument("lr_schedule='plateau' watches a figure on public test records; give test data")
@@ -337,65 +335,6 @@ class _Reporter:
         self.history.append(line)
         if self._on_epoch:
             self._on_epoch(line)
-
-
-def accuracy(model: nn.Module, data: Dataset, device: torch.device | None = None) -> float:
-    """Share of records whose largest output is the target's class."""
-    was_training = model.training
-    model.eval()
-    right = total = 0
-    with torch.no_grad():
-        for inputs, targets in DataLoader(data, batch_size=EVALUATION_ROWS):
-            predicted = model(inputs.to(device)).argmax(-1)
-            right += int((predicted == targets.to(device)).sum())
-            total += len(targets)
-    model.train(was_training)
-    return right / max(1, total)
-
-
-def mean_loss(model: nn.Module, data: Dataset, loss: Loss, device: torch.device | None = None) -> float:
-    """The mean loss of the records."""
-    was_training = model.training
-    model.eval()
-    total, records = 0.0, 0
-    with torch.no_grad():
-        for inputs, targets in DataLoader(data, batch_size=EVALUATION_ROWS):
-            total += float(loss.each(model(inputs.to(device)), targets.to(device)).double().sum())
-            records += len(targets)
-    model.train(was_training)
-    return total / max(1, records)
-
-
-def check_class_targets(model: nn.Module, data: Dataset, device: torch.device | None = None) -> int:
-    """The number of classes. Targets are class numbers that the model has an output for. Checked on all records before training: an error in
-    the middle of it would depend on which records were drawn. The message names the kind of problem, not the
-    record."""
-    was_training = model.training
-    model.eval()
-    with torch.no_grad():
-        first, *_ = next(iter(DataLoader(data, batch_size=1)))
-        classes = model(first.to(device)).shape[-1]
-    model.train(was_training)
-    for _, targets, *_ in DataLoader(data, batch_size=EVALUATION_ROWS):
-        if (
-            not isinstance(targets, Tensor)
-            or targets.is_floating_point()
-            or targets.dtype == torch.bool
-            or targets.dim() != 1
-        ):
-            kind = (
-                f"{targets.dtype}, {targets.dim()} dimensions"
-                if isinstance(targets, Tensor)
-                else type(targets).__name__
-            )
-            raise BadArgument(
-                f"train: targets are not whole class numbers, one a record ({kind}); give int64 numbers, or a loss of your own"
-            )
-        if targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < classes:
-            raise BadArgument(
-                f"train: a target lies outside 0 ... {classes - 1}, the outputs of the model; number the classes from 0, or widen the last layer"
-            )
-    return classes
 
 
 def _check_counts(groups: Any, number_of_groups: int | None, epsilon: float | None) -> None:

@@ -536,6 +536,13 @@ def test_noise_is_fresh_on_resume_even_with_a_seed(tmp_path):
     assert not torch.isin(released[0], released[1]).any()
 
 
+def test_a_method_that_can_not_start_leaves_no_ledger(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    with pytest.raises(BadArgument, match="epochs"):
+        attach(method="dynamic", epochs=None, ledger=path)
+    assert not path.exists()
+
+
 # -- bad arguments
 # -----------------------------------------------------------------------------------------------------------
 

@@ -35,6 +35,13 @@ def test_stages_do_not_import_one_another(stage):
                 assert name in SHARED or name.startswith(f"clipwise.{stage}"), f"{path} imports {name}"
 
 
+def test_only_the_command_line_imports_the_command_line():
+    for path in PACKAGE.rglob("*.py"):
+        inside = "cli" in path.relative_to(PACKAGE).parts or path.name in {"__main__.py", "conftest.py"}
+        if not inside and not path.name.endswith("_test.py"):
+            assert not [name for name in imports(path) if name.startswith("clipwise.cli")], path
+
+
 def test_accounting_does_not_import_torch():
     code = "import sys, clipwise.accounting, clipwise.accounting.ledger, clipwise.accounting.calibrate; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

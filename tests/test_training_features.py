@@ -79,7 +79,7 @@ def test_the_rate_moves_the_weights():
 def test_two_who_set_the_rate_are_refused():
     with pytest.raises(BadArgument, match="method='oso': this method sets the learning rate itself"):
         fit(method="oso", lr_schedule="cosine")
-    with pytest.raises(BadArgument, match="optimizer='adam-wosm': this optimizer sets the learning rate itself"):
+    with pytest.raises(BadArgument, match="optimizer='AdamWOSM': this optimizer sets the learning rate itself"):
         fit(optimizer=AdamWOSM, lr_schedule="cosine")
 
 

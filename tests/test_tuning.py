@@ -13,6 +13,7 @@ from clipwise.cli import output
 from clipwise.data import load
 from clipwise.study.processes import Ended
 from clipwise.tuning import runner
+from clipwise.tuning.search import prepare
 from clipwise.tuning.trial import Part, Spec, pieces, run_trial
 from clipwise.types import BadArgument, ClipwiseError
 
@@ -234,7 +235,7 @@ def test_draws_of_optuna_do_not_look_at_scores():
 def test_bad_input_is_refused_before_anything_is_made(search, how, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(BadArgument, match=message):
-        runner.prepare({**OPTIONS, **how.pop("options", {})}, search, **{"epsilon": 3.0, **how})
+        prepare({**OPTIONS, **how.pop("options", {})}, search, **{"epsilon": 3.0, **how})
     assert not list(tmp_path.iterdir())
 
 

@@ -53,6 +53,7 @@ def fairness(
     from clipwise.fairness import show
     from clipwise.fairness.study import compare
     from clipwise.report.plots import png
+    from clipwise.run_folder import finite
 
     options = {"data": data, "model": model, "epochs": epochs, "batch": batch, "lr": lr, "delta": delta}
     options = {name: value for name, value in options.items() if value is not None}
@@ -77,7 +78,7 @@ def fairness(
     command = _command(file, options, methods, epsilon, groups or [], group_by, seeds, quick)
     made.about(command).write(folder)  # `clipwise report` draws the folder as it does any study
     table = show.to_markdown(made, rows, command, grouping)
-    found = output.finite(
+    found = finite(
         {
             "study": made.name,
             "command": command,

@@ -15,6 +15,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from clipwise.run_folder import finite
+
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object and nothing else (an infinite epsilon is null).")
 ]
@@ -23,17 +25,6 @@ JsonOption = Annotated[
 def messages() -> Console:
     """Where people read: made anew each time, so that it follows a redirected stderr."""
     return Console(stderr=True)
-
-
-def finite(value: Any) -> Any:
-    """The value with every infinity and NaN as None, ready for strict JSON."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return value
 
 
 def rounded_up(value: float, digits: int = 6) -> str:

@@ -66,7 +66,7 @@ def run_and_tell(made: Study, folder: Path, jobs: int | None) -> tuple[list[dict
 
     jobs = jobs or os.cpu_count() or 1
     console = output.messages()
-    clock = _Clock(jobs)
+    clock = _Clock()
 
     def on_start(done: int, total: int) -> None:
         clock.begin(done, total)
@@ -103,8 +103,8 @@ def _figure(line: Any) -> str:
 class _Clock:
     """How long it may still take, from the runs of this call."""
 
-    def __init__(self, jobs: int):
-        self._jobs, self._start = jobs, time.monotonic()
+    def __init__(self) -> None:
+        self._start = time.monotonic()
         self.done = self.total = self._before = 0
 
     def begin(self, done: int, total: int) -> None:

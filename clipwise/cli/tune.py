@@ -67,7 +67,8 @@ def tune(
     from clipwise.cli.train import merged, parse_option
     from clipwise.config import read_config
     from clipwise.tuning.candidates import parse_axis
-    from clipwise.tuning.runner import prepare, run
+    from clipwise.tuning.runner import run
+    from clipwise.tuning.search import prepare
 
     given: dict[str, Any] = {
         "data": data,

@@ -15,14 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from clipwise.evaluation import EVALUATION_ROWS
 from clipwise.fairness import metrics
 from clipwise.fairness.grouping import BY_CLASS
 from clipwise.fairness.metrics import Array, Measure
 
 if TYPE_CHECKING:
     from clipwise.data import Groups
-
-EVALUATION_ROWS = 1024
 
 
 class Answers(NamedTuple):

@@ -12,6 +12,7 @@ from urllib.parse import quote
 from clipwise.report import html
 from clipwise.report.figures import Figure, number, short
 from clipwise.report.run_record import RunRecord
+from clipwise.report.statement import shown_epsilon
 
 MOST_ROWS = 2000  # of the table; a longer run shows every n-th line, and says so
 
@@ -78,8 +79,7 @@ def _epsilon(record: RunRecord, summary: Mapping[str, Any]) -> tuple[str, str]:
         return ("infinite", "no guarantee") if known else ("not known", "no result and no good ledger")
     delta = "" if summary["delta"] is None else f"at delta {summary['delta']:g}"
     more = delta if record.finished else f"{delta}, from the ledger"
-    # Rounded up, so that what is shown is never below what was computed.
-    return f"{math.ceil(summary['epsilon'] * 1e4) / 1e4:.4f}", more
+    return shown_epsilon(summary["epsilon"]), more
 
 
 def _statement(record: RunRecord, summary: Mapping[str, Any]) -> str:

@@ -63,7 +63,7 @@ class Statement:
         if not math.isfinite(self.epsilon):
             return [f"**No meaningful guarantee holds**: epsilon is infinite at delta = {self.delta}."]
         return [
-            f"The released model is **({_figure(self.epsilon)}, {self.delta:g})-differentially private** with respect to {self.unit}, "
+            f"The released model is **({shown_epsilon(self.epsilon)}, {self.delta:g})-differentially private** with respect to {self.unit}, "
             f"under the relation: {self.neighbours}."
         ]
 
@@ -74,7 +74,7 @@ class Statement:
             ("neighbouring relation", self.neighbours),
             (
                 "epsilon at delta",
-                f"{_figure(self.epsilon)} at {self.delta if self.delta is None else format(self.delta, 'g')}",
+                f"{shown_epsilon(self.epsilon)} at {self.delta if self.delta is None else format(self.delta, 'g')}",
             ),
             ("accountant", self.accountant),
             ("target epsilon", target),
@@ -141,6 +141,6 @@ def _infinite(value: Any) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
-def _figure(epsilon: float) -> str:
-    """Rounded up, so that what is printed is never below what was computed."""
+def shown_epsilon(epsilon: float) -> str:
+    """For people: rounded up, so that what is shown is never below what was computed."""
     return "infinity" if not math.isfinite(epsilon) else f"{math.ceil(epsilon * 1e4) / 1e4:.4f}"

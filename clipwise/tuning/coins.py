@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 
 from clipwise.keystream import Key
+from clipwise.noise import GaussianNoise
 
 
 class Coins:
@@ -18,6 +20,13 @@ class Coins:
         self._calls += 1
         words = np.frombuffer(stream.update(bytes(8 * count)), dtype=">u8")
         return (words >> np.uint64(11)).astype(float) * 2.0**-53
+
+    def noised(self, value: float, std: float) -> float:
+        """value + N(0, std^2), each time from a stream of its own."""
+        own = GaussianNoise(self._key.derive(f"score {self._calls}"))
+        self._calls += 1
+        (answer,) = own.add([torch.tensor([value], dtype=torch.float64)], std, step=0)
+        return float(answer)
 
     def whole(self) -> int:
         """A whole number of 53 bits."""

@@ -64,8 +64,8 @@ class Spec:
 
 def run_trial(spec: Spec) -> dict[str, Any]:
     from clipwise import run_folder
-    from clipwise.cli.train import load_asked, make_network, train_into
-    from clipwise.train import accuracy
+    from clipwise.configured_run import load_asked, make_network, train_into
+    from clipwise.evaluation import accuracy
 
     dataset, back = load_asked(spec.config), None
     if spec.part is not None:
@@ -73,19 +73,19 @@ def run_trial(spec: Spec) -> dict[str, Any]:
     settings = spec.config.resolved(dataset)
     network = make_network(settings, dataset)
     folder = run_folder.create(spec.out, dataset.name, settings.method)
-    result, statement = train_into(folder, settings, dataset, network, quiet=True)
+    result, statement = train_into(folder, settings, dataset, network)
     errors = None if back is None else len(back) - round(len(back) * accuracy(network, back))
     return {"result": result, "statement": statement.to_dict(), "errors": errors}
 
 
 def main() -> None:
-    from clipwise.cli import output
+    from clipwise.run_folder import finite
     from clipwise.types import ClipwiseError
 
     try:
-        output.print_json(run_trial(Spec.read(Path(sys.argv[1]))))
+        print(json.dumps(finite(run_trial(Spec.read(Path(sys.argv[1])))), allow_nan=False))
     except ClipwiseError as error:
-        output.print_json({"error": str(error)})
+        print(json.dumps({"error": str(error)}))
         sys.exit(1)
 
 
