@@ -1,9 +1,16 @@
-"""Commands side by side, each in a process of its own that prints one JSON value; none is left behind."""
+"""Commands side by side, each in a process of its own that prints one JSON value; none is left behind.
+
+A command's standard input is a pipe that nobody writes to: it ends when the process that waits for the command does,
+also by SIGKILL. A command whose leftovers would do harm calls `end_with_parent`, and ends then too.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import select
+import signal
+import stat
 import subprocess
 import threading
 import time
@@ -37,7 +44,7 @@ def side_by_side(
     def run(task: Task) -> tuple[Task, Ended]:
         if stop.is_set():
             return task, Ended(None, "stopped", False, 0.0)
-        return task, _run(command(task), threads, living)
+        return task, run_command(command(task), threads, living)
 
     try:
         waiting: set[Future[tuple[Task, Ended]]] = {pool.submit(run, task) for task in tasks}
@@ -52,15 +59,24 @@ def side_by_side(
         pool.shutdown(cancel_futures=True)
 
 
-def _run(command: list[str], threads: int, living: set[subprocess.Popen[str]]) -> Ended:
+def run_command(command: list[str], threads: int, living: set[subprocess.Popen[str]] | None = None) -> Ended:
+    """Run one command to its end. `living` holds its process meanwhile."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    living = set() if living is None else living
     start = time.perf_counter()
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, env=environment
-    )
-    living.add(process)
-    output, messages = process.communicate()
-    living.discard(process)
+    theirs, ours = os.pipe()
+    try:
+        try:
+            process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=theirs, text=True, env=environment
+            )
+        finally:
+            os.close(theirs)
+        living.add(process)
+        output, messages = process.communicate()
+        living.discard(process)
+    finally:
+        os.close(ours)
     seconds = time.perf_counter() - start
     try:
         result = json.loads(output)
@@ -69,3 +85,18 @@ def _run(command: list[str], threads: int, living: set[subprocess.Popen[str]]) -
     if process.returncode or "error" in result:
         return Ended(None, str(result.get("error")), process.returncode < 0, seconds)
     return Ended(result, None, False, seconds)
+
+
+def end_with_parent() -> None:
+    """Called in a command: end, at once and as if killed, when the process that started it is gone."""
+    if not stat.S_ISFIFO(os.fstat(0).st_mode):
+        return  # started by hand
+
+    def watch() -> None:
+        while os.read(0, 1):  # not sys.stdin, whose lock would be held when the interpreter shuts down
+            pass
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if select.select([0], [], [], 0)[0]:  # it is gone already
+        watch()
+    threading.Thread(target=watch, daemon=True).start()

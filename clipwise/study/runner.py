@@ -18,14 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from clipwise import __version__, validate
+from clipwise.locks import Held, holding
 from clipwise.study.definition import Study, Trial
 from clipwise.study.processes import side_by_side
 from clipwise.types import BadArgument
-
-try:
-    import fcntl
-except ImportError:  # not a POSIX system: no lock between processes
-    fcntl = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -52,7 +48,7 @@ def run_study(
     """
     validate.count("jobs", jobs)
     folder.mkdir(parents=True, exist_ok=True)
-    with _only_one(folder):
+    with only_one(folder, "study"):
         wanted = {trial.id: trial for trial in study.trials}
         done = {line["id"]: line for line in read_results(folder / "results.jsonl") if line["id"] in wanted}
         on_start(len(done), len(wanted))
@@ -138,14 +134,10 @@ def append_line(path: Path, line: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def _only_one(folder: Path) -> Iterator[None]:
+def only_one(folder: Path, what: str) -> Iterator[None]:
     """Two runners on one folder would run every trial twice."""
-    with (folder / ".lock").open("w") as lock:
-        if fcntl is not None:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise BadArgument(
-                    f"out={str(folder)!r}: another study runs there; wait for it or name another"
-                ) from error
-        yield
+    try:
+        with holding(folder / ".lock"):
+            yield
+    except Held as error:
+        raise BadArgument(f"out={str(folder)!r}: another {what} runs there; wait for it or name another") from error
