@@ -20,7 +20,7 @@ from clipwise.study.processes import Ended
 from clipwise.tuning.executors import EXECUTORS
 from clipwise.tuning.runner import finish
 from clipwise.tuning.search import prepare
-from clipwise.tuning.trial import Part, Spec, pieces, run_trial
+from clipwise.tuning.trial import Part, Spec, count_errors, pieces, run_trial
 from clipwise.types import BadArgument, ClipwiseError
 
 OPTIONS = {"data": "digits", "model": "linear", "epochs": 1, "batch": 256}
@@ -261,11 +261,10 @@ def test_going_on_draws_scores_and_chooses_once(in_process, tmp_path, how, monke
     whole = clipwise.tune(options, RATES, epsilon=4.0, out=str(tmp_path / "whole"), **how)
     total = len(executor.specs)
     secret = "secret" if how.get("strategy") == "repeat-select" else "."
-    scores = []
-    for attempt in range(3 * total + 2):
+    scores, ends = [], iter([cut, finish])  # the first time, it is cut between the choice and its copy
+    monkeypatch.setattr("clipwise.tuning.runner.finish", lambda *about: next(ends)(*about))
+    for attempt in range(2 * total + 2):
         in_process({1: ("cut early", "cut unheard")[attempt % 2]})
-        if attempt > total:  # the runs have ended: now it is cut between the choice and its copy, then let go
-            monkeypatch.setattr("clipwise.tuning.runner.finish", finish if attempt > total + 1 else cut)
         try:
             tuned = clipwise.tune(options, RATES, epsilon=4.0, out=str(tmp_path / "cut"), **how)
             break
@@ -285,8 +284,11 @@ def test_going_on_draws_scores_and_chooses_once(in_process, tmp_path, how, monke
         assert before.items() <= after.items(), "a score is noised once"
     assert tuned.chosen == whole.chosen
     assert tuned.result["accuracy"] == whole.result["accuracy"]
-    noised = [line["score"] for line in ledger if line.get("score") is not None]
-    assert len(set(noised)) == len(noised) or how.get("strategy") == "public", "two scores never share noise"
+    if tuned.plan.score_noise is not None:
+        noise = {spec.out: scores[-1][Path(spec.out).name] + count_errors(spec) for spec in executor.specs}
+        values = sorted(noise.values())
+        assert min(np.diff(values)) > 1e-6, "no two scores share noise"
+        assert max(np.abs(values)) < 8 * tuned.plan.score_noise
 
 
 def cut(*_):
