@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -106,7 +105,7 @@ def _command(trial: Trial, folder: Path) -> list[str]:
     config = _config_file(trial, folder)
     config.parent.mkdir(exist_ok=True)
     config.write_text(trial.config.to_toml(), encoding="utf-8")
-    return [sys.executable, "-m", "clipwise.cli", "train", "--config", str(config), "--out", str(run), "--json"]
+    return ["clipwise.cli", "train", "--config", str(config), "--out", str(run), "--json"]
 
 
 def _config_file(trial: Trial, folder: Path) -> Path:
