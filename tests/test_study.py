@@ -10,7 +10,7 @@ import time
 import pytest
 
 from clipwise.report.study_report import write_study_report
-from clipwise.study import read_study, run_study, summarise, to_markdown
+from clipwise.study import Watcher, read_study, run_study, summarise, to_markdown
 from clipwise.study.runner import read_results
 from clipwise.types import BadArgument
 
@@ -42,12 +42,25 @@ def written(path, text=TWO_BY_TWO):
     return file
 
 
+class Heard(Watcher):
+    def __init__(self):
+        self.starts, self.beginnings, self.outcomes = [], [], []
+
+    def start(self, done):
+        self.starts.append(len(done))
+
+    def began(self, trial):
+        self.beginnings.append(trial)
+
+    def ended(self, outcome):
+        self.outcomes.append(outcome)
+
+
 def run(study, folder, jobs=2):
-    outcomes, starts = [], []
-    lines, failures = run_study(
-        study, folder, jobs=jobs, on_start=lambda *counts: starts.append(counts), on_outcome=outcomes.append
-    )
-    return lines, failures, outcomes, starts
+    heard = Heard()
+    lines, failures = run_study(study, folder, jobs=jobs, watcher=heard)
+    assert sorted(t.id for t in heard.beginnings) == sorted(o.trial.id for o in heard.outcomes)
+    return lines, failures, heard.outcomes, heard.starts
 
 
 def test_the_grid_is_every_combination_and_a_variant_may_override_it(tmp_path):
@@ -63,11 +76,11 @@ def test_runs_resumes_and_makes_a_table(tmp_path):
     study = read_study(written(tmp_path))
     lines, failures, outcomes, starts = run(study, tmp_path / "out")
     assert not failures
-    assert starts == [(0, 6)]
+    assert starts == [0]
     assert len(lines) == len(outcomes) == 6
     results = tmp_path / "out" / "results.jsonl"
     before = results.read_bytes()
-    assert run(study, tmp_path / "out")[2:] == ([], [(6, 6)])  # nothing left to do
+    assert run(study, tmp_path / "out")[2:] == ([], [6])  # nothing left to do
     assert results.read_bytes() == before
 
     # One line lost, another torn by a crash, and a folder that was left half done: just these two run again.

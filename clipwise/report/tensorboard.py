@@ -79,7 +79,7 @@ class EventLog:
             from torch.utils.tensorboard import SummaryWriter
 
             try:
-                self._writer = SummaryWriter(str(self._folder))  # type: ignore[no-untyped-call]
+                self._writer = SummaryWriter(str(self._folder))
             except OSError as error:
                 raise BadArgument(
                     f"tensorboard={str(self._folder)!r} cannot be written ({error}); name a folder that you may write to"

@@ -216,6 +216,11 @@ def _trials(path: Path, common: dict[str, Any], grid: dict[str, Any], variant: d
         config = make_config(options, f"{path}, variant {name!r}")
         if config.seed is None:
             raise BadArgument(f"study={str(path)!r}, variant {name!r}: no seed; add one to [common] or [grid]")
+        if config.epsilon is None:
+            raise BadArgument(
+                f"study={str(path)!r}, variant {name!r}: no epsilon, and methods are compared at equal ones; add it to "
+                "[common] or [grid], or epsilon = inf to the variant without privacy"
+            )
         known = [_by_epsilon(variant, key, path) for key in ("published", "published_gap")]
         trials.append(Trial(name, config, *known))
     return trials

@@ -56,7 +56,8 @@ def side_by_side(
         for process in list(living):
             process.terminate()
         pool.shutdown(cancel_futures=True)
-        os.close(held), os.close(leash)
+        os.close(held)
+        os.close(leash)
 
 
 def _run(module: list[str], threads: int, living: set[subprocess.Popen[str]], leash: int) -> Ended:
