@@ -45,6 +45,7 @@ class Figure:
     target: Target | None = None
     from_zero: bool = False  # the y axis starts at 0
     percent: bool = False
+    x_log: bool = False  # for an option whose candidates are factors apart; all x are above 0
     note: str = ""
 
     @property

@@ -15,16 +15,16 @@ COLOURS = 8  # then they repeat, dashed
 MARKED = 40  # a series of more points is a line without marks
 
 CSS = """
-.chart-svg{--ink:#1c2430;--faint:#5d6876;--grid:#dfe4ea;--c0:#0b62a8;--c1:#bc4a10;--c2:#12755a;--c3:#8a3f96;
+.chart-svg{--back:#fff;--ink:#1c2430;--faint:#5d6876;--grid:#dfe4ea;--c0:#0b62a8;--c1:#bc4a10;--c2:#12755a;--c3:#8a3f96;
 --c4:#8c6100;--c5:#4d5a68;--c6:#b3246b;--c7:#1b7f94;font-family:system-ui,"Segoe UI",Helvetica,Arial,sans-serif}
-@media (prefers-color-scheme:dark){.chart-svg{--ink:#e6ebf1;--faint:#a2adba;--grid:#333d49;--c0:#6cb4ff;--c1:#ff9d6b;
+@media (prefers-color-scheme:dark){.chart-svg{--back:#12171d;--ink:#e6ebf1;--faint:#a2adba;--grid:#333d49;--c0:#6cb4ff;--c1:#ff9d6b;
 --c2:#58d3ac;--c3:#d5a4ff;--c4:#e5bb4f;--c5:#b4bfcb;--c6:#ff8fbf;--c7:#66d3e8}}
-@media print{.chart-svg{--ink:#000;--faint:#333;--grid:#ccc;--c0:#0b62a8;--c1:#bc4a10;--c2:#12755a;--c3:#8a3f96;
+@media print{.chart-svg{--back:#fff;--ink:#000;--faint:#333;--grid:#ccc;--c0:#0b62a8;--c1:#bc4a10;--c2:#12755a;--c3:#8a3f96;
 --c4:#8c6100;--c5:#4d5a68;--c6:#b3246b;--c7:#1b7f94}}
 .chart-svg text{font-size:12px;fill:var(--faint)}.chart-svg .legend{fill:var(--ink)}
 .chart-svg .grid{stroke:var(--grid)}.chart-svg .axis{stroke:var(--faint)}
 .chart-svg .line{fill:none;stroke-width:2;stroke-linejoin:round}.chart-svg .dashed{stroke-dasharray:6 4}
-.chart-svg .band{fill-opacity:.16;stroke:none}.chart-svg .target{stroke:var(--ink);stroke-dasharray:3 4}
+.chart-svg .mark{fill:var(--c1);stroke:var(--back)}.chart-svg .band{fill-opacity:.16;stroke:none}.chart-svg .target{stroke:var(--ink);stroke-dasharray:3 4}
 .chart-svg .cursor{stroke:var(--faint);visibility:hidden}.chart-svg .cursor.on{visibility:visible}
 """ + "".join(f".chart-svg .c{i}{{stroke:var(--c{i})}}.chart-svg .f{i}{{fill:var(--c{i})}}" for i in range(COLOURS))
 # A file of its own is shown on a page of unknown colour, so it brings its background.
@@ -41,9 +41,8 @@ class Canvas:
         xs = [p.x for points in self.series for p in points]
         ys = [y for points in self.series for p in points for y in (p.y, p.low, p.high) if y is not None]
         ys += [figure.target.y] if figure.target else []
-        whole = all(x == int(x) for x in xs)  # steps and epochs: no tick between two of them
-        self.x_ticks, x_low, x_high = _axis(min(xs), max(xs), 8, tight=True, least=1.0 if whole else 0.0)
-        self.x_text = _tick_text(self.x_ticks)
+        self.x_ticks, x_low, x_high = _x_axis(xs, figure.x_log)
+        self.x_text = short if figure.x_log else _tick_text(self.x_ticks)
         self.right = width - 8 - math.ceil(LETTER / 2 * len(self.x_text(self.x_ticks[-1])))
         if figure.log:
             self.y_ticks, y_low, y_high = _log_axis(min(ys), max(ys))
@@ -59,7 +58,7 @@ class Canvas:
         self.top = 12 + (LEGEND_LINE * (1 + max((line for _, line, _ in self.legend), default=-1)))
         self.height = height + self.top - 12
         self.bottom = self.height - BOTTOM
-        self.x = _scale(x_low, x_high, self.left, self.right, log=False)
+        self.x = _scale(x_low, x_high, self.left, self.right, log=figure.x_log)
         self.y = _scale(y_low, y_high, self.bottom, self.top, log=figure.log)
 
 
@@ -215,6 +214,15 @@ def _axis(
     if tight:
         return [t for t in ticks if low - step * 1e-6 <= t <= high + step * 1e-6], low, high
     return ticks, ticks[0], ticks[-1]
+
+
+def _x_axis(xs: Sequence[float], log: bool) -> tuple[list[float], float, float]:
+    if log and min(xs) < max(xs):
+        few = sorted(set(xs))  # the candidates themselves are the best ticks, if there is room for them
+        ticks = few if len(few) <= 10 else [t for t in _log_axis(few[0], few[-1])[0] if few[0] <= t <= few[-1]]
+        return ticks, few[0] / 1.05, few[-1] * 1.05
+    whole = all(x == int(x) for x in xs)  # steps and epochs: no tick between two of them
+    return _axis(min(xs), max(xs), 8, tight=True, least=1.0 if whole else 0.0)
 
 
 def _log_axis(low: float, high: float) -> tuple[list[float], float, float]:

@@ -1,17 +1,14 @@
-"""Commands side by side, each in a process of its own that prints one JSON value; none is left behind.
+"""Python modules side by side, each in a process of its own that prints one JSON value; none is left behind.
 
-A command's standard input is a pipe that nobody writes to: it ends when the process that waits for the command does,
-also by SIGKILL. A command whose leftovers would do harm calls `end_with_parent`, and ends then too.
+Each process is held by a pipe (see leash.py): it ends with this one, also where this one is killed outright.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import select
-import signal
-import stat
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,16 +32,18 @@ class Ended:
 def side_by_side(
     tasks: Sequence[Task], command: Callable[[Task], list[str]], jobs: int
 ) -> Iterator[tuple[Task, Ended]]:
-    """Each task with its end, in the order in which they end. `command` prepares a task just before it starts."""
+    """Each task with its end, in the order in which they end. `command` prepares a task just before it starts, and gives
+    the module that runs it, and its words."""
     threads = max(1, (os.cpu_count() or 1) // jobs)
     living: set[subprocess.Popen[str]] = set()
     stop = threading.Event()
     pool = ThreadPoolExecutor(jobs)
+    leash, held = os.pipe()  # `held` is never inherited, so that it closes with this process alone
 
     def run(task: Task) -> tuple[Task, Ended]:
         if stop.is_set():
             return task, Ended(None, "stopped", False, 0.0)
-        return task, run_command(command(task), threads, living)
+        return task, run_module(command(task), threads, leash, living)
 
     try:
         waiting: set[Future[tuple[Task, Ended]]] = {pool.submit(run, task) for task in tasks}
@@ -57,26 +56,22 @@ def side_by_side(
         for process in list(living):
             process.terminate()
         pool.shutdown(cancel_futures=True)
+        os.close(held)
+        os.close(leash)
 
 
-def run_command(command: list[str], threads: int, living: set[subprocess.Popen[str]] | None = None) -> Ended:
-    """Run one command to its end. `living` holds its process meanwhile."""
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+def run_module(module: list[str], threads: int, leash: int, living: set[subprocess.Popen[str]] | None = None) -> Ended:
+    """Run one to its end. `leash` is the reading end of a pipe that closes with this process; `living` holds the process."""
     living = set() if living is None else living
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     start = time.perf_counter()
-    theirs, ours = os.pipe()
-    try:
-        try:
-            process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=theirs, text=True, env=environment
-            )
-        finally:
-            os.close(theirs)
-        living.add(process)
-        output, messages = process.communicate()
-        living.discard(process)
-    finally:
-        os.close(ours)
+    command = [sys.executable, "-m", "clipwise.study.leash", *module]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=leash, text=True, env=environment
+    )
+    living.add(process)
+    output, messages = process.communicate()
+    living.discard(process)
     seconds = time.perf_counter() - start
     try:
         result = json.loads(output)
@@ -85,18 +80,3 @@ def run_command(command: list[str], threads: int, living: set[subprocess.Popen[s
     if process.returncode or "error" in result:
         return Ended(None, str(result.get("error")), process.returncode < 0, seconds)
     return Ended(result, None, False, seconds)
-
-
-def end_with_parent() -> None:
-    """Called in a command: end, at once and as if killed, when the process that started it is gone."""
-    if not stat.S_ISFIFO(os.fstat(0).st_mode):
-        return  # started by hand
-
-    def watch() -> None:
-        while os.read(0, 1):  # not sys.stdin, whose lock would be held when the interpreter shuts down
-            pass
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    if select.select([0], [], [], 0)[0]:  # it is gone already
-        watch()
-    threading.Thread(target=watch, daemon=True).start()

@@ -13,7 +13,7 @@ from clipwise.study.definition import About
 NOT_PRIVATE = "not private"
 LEGEND = (
     "Test accuracy in per cent, mean ± standard deviation over the seeds. Epsilon is the honest one, every step "
-    "counted, and equal for all methods in a column."
+    "counted, and equal for all methods in a column. In brackets: the source's own figure."
 )
 
 
@@ -76,6 +76,8 @@ def to_markdown(about: About, lines: Sequence[Mapping[str, Any]]) -> str:
     for data, model in dict.fromkeys((cell.data, cell.model) for cell in cells):
         here = [cell for cell in cells if (cell.data, cell.model) == (data, model)]
         parts += [f"## {data}, {model}", "", *_grid(here), ""]
+        if not any(cell.epsilon is None for cell in here):
+            parts += ["No run without privacy is part of this table.", ""]
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -85,12 +87,21 @@ def facts(about: About, lines: Sequence[Mapping[str, Any]]) -> list[str]:
     said.append(f"Compares with: {about.source}." if about.source else "Compares with nothing published.")
     if about.differs:
         said.append(f"What differs: {about.differs}.")
-    return [*said, f"Tuning: {about.tuning}."]
+    cost = {
+        "none": "Tuning: none",
+        "charged": "Tuning: charged, its cost is part of epsilon",
+        "not charged": "Tuning: not charged, epsilon is that of the last run alone",
+    }.get(about.tuning_cost, "Tuning: not said whether charged")
+    return [*said, f"{cost}; {about.tuning}." if about.tuning else f"{cost}."]
+
+
+def heading(epsilon: float | None) -> str:
+    return NOT_PRIVATE if epsilon is None else f"epsilon {epsilon:g}"
 
 
 def _grid(cells: Sequence[Cell]) -> list[str]:
     epsilons = sorted({cell.epsilon for cell in cells}, key=_rank)
-    heads = [NOT_PRIVATE if epsilon is None else f"epsilon {epsilon:g}" for epsilon in epsilons]
+    heads = [heading(epsilon) for epsilon in epsilons]
     rows = [f"| method | {' | '.join(heads)} |", f"| --- |{' --- |' * len(heads)}"]
     for variant in dict.fromkeys(cell.variant for cell in cells):
         of = {cell.epsilon: cell for cell in cells if cell.variant == variant}

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from clipwise.study.processes import Ended, run_command
+from clipwise.study.processes import Ended, run_module
 from clipwise.types import ClipwiseError
 
 Task = TypeVar("Task")
@@ -63,9 +63,14 @@ def side_by_side_on_ray(
 
 
 def _on_worker(command: list[str], environment: Mapping[str, str]) -> dict[str, Any]:
-    """Runs in a worker, with the one core that Ray gives it."""
+    """Runs in a worker, with the one core that Ray gives it; ends with it, by a leash of its own."""
     os.environ.update(environment)
-    return vars(run_command(command, threads=1))
+    leash, held = os.pipe()
+    try:
+        return vars(run_module(command, threads=1, leash=leash))
+    finally:
+        os.close(held)
+        os.close(leash)
 
 
 def _environment() -> dict[str, str]:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -158,7 +157,7 @@ def _run_all(
         trial.spec_file.write_text(trial.spec.to_json(), encoding="utf-8")
         trial.tries += 1
         record.add(trial.name, event=STARTED, options=dict(trial.candidate.chosen))
-        return [sys.executable, "-m", "clipwise.tuning.trial", str(trial.spec_file)]
+        return ["clipwise.tuning.trial", str(trial.spec_file)]
 
     while waiting:
         again = []

@@ -4,7 +4,7 @@ It trains as `clipwise train` does, on all records or on a part of them, and lea
 last file, so that a folder that has it is a finished run. What it prints is the number of errors on the part that was kept
 back. That number is private: it goes to the search over a pipe, and into no file; `count_errors` finds it again.
 
-It ends with the search, even with one that is killed, and while it lives it holds the lock on SPEC.json.
+While it lives it holds the lock on SPEC.json.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import numpy as np
 from clipwise.config import TrainConfig, make_config
 from clipwise.data import DataSet
 from clipwise.locks import Held, holding
-from clipwise.study.processes import end_with_parent
 
 STATEMENT = "statement.json"
 
@@ -103,7 +102,6 @@ def main() -> None:
     from clipwise.run_folder import finite
     from clipwise.types import ClipwiseError
 
-    end_with_parent()
     path = Path(sys.argv[1])
     try:
         with holding(path):
