@@ -13,7 +13,8 @@ from clipwise.report.plots import png
 from clipwise.report.study_figures import study_figures
 from clipwise.run_folder import RunFolder
 from clipwise.study import About, Cell, read_results, summarise
-from clipwise.study.table import LEGEND, facts
+from clipwise.study.table import facts, legend
+from clipwise.study.tuning_table import tuning_section
 from clipwise.types import BadArgument
 
 COLUMNS = ("variant", "data", "model", "target_epsilon", "epsilon", "accuracy", "noise_multiplier", "steps", "seed")
@@ -71,9 +72,11 @@ def _page(about: About, lines: Sequence[Mapping[str, Any]], cells: Sequence[Cell
         here = [cell for cell in cells if (cell.data, cell.model) == (data, model)]
         for epsilon in dict.fromkeys(cell.epsilon for cell in here if cell.epsilon is not None):
             blocks.append(draw_bars(f"{data}, {model}, epsilon {epsilon:g}", _bars(here, epsilon)))
-    legend = LEGEND + (" A diamond marks the source's own figure." if any(c.published for c in cells) else "")
-    body.append(html.section("Methods side by side", html.text(legend), *blocks))
+    words = legend(lines) + (" A diamond marks the source's own figure." if any(c.published for c in cells) else "")
+    body.append(html.section("Methods side by side", html.text(words), *blocks))
     body.append(html.section("Summary", html.text(COMPARED), _summary(cells)))
+    if searched := tuning_section(lines):
+        body.append(f'<section class="statement">{html.markdown(chr(10).join(searched))}</section>')
     every = html.table(
         [*COLUMNS, "run"],
         [[line.get(column) for column in (*COLUMNS, "run")] for line in lines],

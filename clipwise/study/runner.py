@@ -20,6 +20,8 @@ from clipwise import __version__, validate
 from clipwise.locks import Held, holding
 from clipwise.study.definition import Study, Trial
 from clipwise.study.processes import side_by_side
+from clipwise.study.shared import shared_plan
+from clipwise.tuning.share import one_of
 from clipwise.types import BadArgument
 
 
@@ -108,7 +110,7 @@ def _side_by_side(trials: list[Trial], folder: Path, jobs: int, watcher: Watcher
             yield Outcome(trial, None, ended.error, ended.seconds)
         else:
             _config_file(trial, folder).unlink()  # the run folder has its own
-            yield Outcome(trial, _line(trial, ended.result, ended.seconds), None, ended.seconds)
+            yield _outcome(trial, ended.result, ended.seconds)
 
 
 def _command(trial: Trial, folder: Path) -> list[str]:
@@ -117,7 +119,8 @@ def _command(trial: Trial, folder: Path) -> list[str]:
         shutil.rmtree(run)  # it has no line of results, so it never ended
     config = _config_file(trial, folder)
     config.parent.mkdir(exist_ok=True)
-    config.write_text(trial.config.to_toml(), encoding="utf-8")
+    asked = trial.config if trial.share is None else one_of(shared_plan(trial))
+    config.write_text(asked.to_toml(), encoding="utf-8")
     return ["clipwise.cli", "train", "--config", str(config), "--out", str(run), "--json"]
 
 
@@ -127,6 +130,20 @@ def _run_folder(trial: Trial, folder: Path) -> Path:
 
 def _config_file(trial: Trial, folder: Path) -> Path:
     return folder / "runs" / f"{trial.id}.toml"
+
+
+def _outcome(trial: Trial, result: Mapping[str, Any], seconds: float) -> Outcome:
+    line = _line(trial, result, seconds)
+    if trial.share is None:
+        return Outcome(trial, line, None, seconds)
+    plan = shared_plan(trial)
+    if not result["epsilon"] <= plan.epsilon_per_run * (1 + 1e-6):
+        error = (
+            f"its ledger has epsilon {result['epsilon']}, and the search was planned with {plan.epsilon_per_run} a run"
+        )
+        return Outcome(trial, None, error, seconds)
+    spent = {"epsilon": plan.epsilon_total, "epsilon_of_run": result["epsilon"], "tuning": plan.to_dict()}
+    return Outcome(trial, line | spent, None, seconds)
 
 
 def _line(trial: Trial, result: Mapping[str, Any], seconds: float) -> dict[str, Any]:
