@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-WIDTH, ROW, LABEL, VALUE = 720, 26, 210, 120  # label and value columns, in the units of the drawing
+WIDTH, ROW, LABEL, VALUE = 720, 26, 210, 120  # label (at least) and value columns, in the units of the drawing
+LETTER = 7.2  # width of one, about
 
 
 class Bar(NamedTuple):
@@ -27,7 +28,7 @@ def draw_bars(title: str, bars: Sequence[Bar]) -> str:
     marks = [bar.mark for bar in bars if bar.mark is not None]
     low = 10 * (min([*(bar.low for bar in bars), *marks]) // 10)
     high = max([*(bar.high for bar in bars), *marks])
-    left, right = LABEL, WIDTH - VALUE
+    left, right = max(LABEL, 16 + round(LETTER * max(len(bar.label) for bar in bars))), WIDTH - VALUE
 
     def x(value: float) -> float:
         return round(left + (right - left) * (value - low) / max(high - low, 1e-9), 1)

@@ -31,17 +31,22 @@ def _noise(lines: Sequence[_Line]) -> list[str]:
     rows = [
         "Noise multiplier of each run, and in brackets its own epsilon, as if there had been no search.",
         "",
-        f"| method | strategy | candidates | {' | '.join(f'epsilon {epsilon:g}' for epsilon in epsilons)} |",
-        f"| --- | --- | ---: |{' ---: |' * len(epsilons)}",
+        f"| method | strategy | candidates | the one that was run | {' | '.join(f'epsilon {epsilon:g}' for epsilon in epsilons)} |",
+        f"| --- | --- | ---: | --- |{' ---: |' * len(epsilons)}",
     ]
     for variant, own in _by_variant(private).items():
         of = {line["target_epsilon"]: line for line in own}
         plan = own[0].get("tuning", {})
         cells = [_budget(of[epsilon]) if epsilon in of else "" for epsilon in epsilons]
-        rows.append(
-            f"| {variant} | {plan.get('strategy', 'no search')} | {plan.get('candidates', 1)} | {' | '.join(cells)} |"
-        )
+        shared = f"{plan.get('strategy', 'no search')} | {plan.get('candidates', 1)}"
+        rows.append(f"| {variant} | {shared} | {_options(own[0])} | {' | '.join(cells)} |")
     return rows
+
+
+def _options(line: _Line) -> str:
+    """What the study file gave the run: its method's options and its learning rate."""
+    given = {**(line.get("asked_method_options") or {}), "lr": line.get("asked_lr")}
+    return ", ".join(f"{name} {value:.3g}" for name, value in given.items() if isinstance(value, int | float))
 
 
 def _budget(line: _Line) -> str:
@@ -54,8 +59,8 @@ def _time(lines: Sequence[_Line]) -> list[str]:
     first = next(iter(variants))
     whole = {variant: _runs(own) * _seconds(own) for variant, own in variants.items()}
     rows = [
-        f"Seconds of one run (its process from start to end, as results.jsonl has them) times the runs of the search; the ratio is to "
-        f"*{first}*.",
+        "Seconds of one run (its process from start to end on this machine, the median of those in results.jsonl) times the runs of the "
+        f"search, on average; the ratio is to *{first}*.",
         "",
         "| method | seconds a run | runs | seconds in all | ratio |",
         "| --- | ---: | ---: | ---: | ---: |",
@@ -78,4 +83,4 @@ def _runs(lines: Sequence[_Line]) -> float:
 
 
 def _seconds(lines: Sequence[_Line]) -> float:
-    return statistics.fmean(line["seconds"] for line in lines)
+    return statistics.median(line["seconds"] for line in lines)
