@@ -16,6 +16,7 @@ import clipwise
 from clipwise.accounting import Ledger, epsilon
 from clipwise.cli import output
 from clipwise.data import load
+from clipwise.report.statement import shown_epsilon
 from clipwise.study.processes import Ended
 from clipwise.tuning.executors import EXECUTORS
 from clipwise.tuning.runner import finish
@@ -321,6 +322,67 @@ def test_a_search_that_was_really_killed_goes_on(tmp_path):
     assert events == ["started", "started", "ended"]
     result = json.loads(ended.stdout)
     assert epsilon(charged(out / "trials"), result["delta"]).value == pytest.approx(result["epsilon"], rel=1e-9)
+
+
+def page_of(folder):
+    from clipwise.report.run_report import write_run_report
+
+    written = write_run_report(folder)
+    return written.page.read_text(), written.record
+
+
+def test_the_page_shows_the_search_and_what_it_cost(in_process, tmp_path):
+    in_process({2: "never"})
+    tuned = clipwise.tune({**OPTIONS, "seed": 5}, {"lr": [0.0001, 0.3, 0.5]}, epsilon=3.0, out=str(tmp_path / "out"))
+    page, record = page_of(tmp_path / "out")
+    ledger = lines(tmp_path / "out" / "search.jsonl")
+    for line in ledger:
+        if line.get("event") == "ended":
+            assert f'<td class="number">{line["score"]}</td>' in page
+    assert page.count("<td>chosen</td>") == 1
+    assert "<td>failed, and charged</td>" in page
+    plan = tuned.plan
+    side_by_side = f"<td>{shown_epsilon(plan.epsilon_per_run)}</td><td>{shown_epsilon(plan.epsilon_total)}</td>"
+    assert side_by_side in page
+    assert "search included" in page
+    assert "other than lr, whose choice epsilon covers" in page
+    assert record.summary()["chosen"] == tuned.chosen
+    assert not record.problems
+
+
+def test_the_page_of_a_secret_search_shows_the_choice_alone(in_process, tmp_path):
+    executor = in_process()
+    how = {"strategy": "repeat-select", "mean_runs": 6.0}
+    tuned = clipwise.tune({**OPTIONS, "seed": 5}, RATES, epsilon=4.0, out=str(tmp_path / "out"), **how)
+    page, _ = page_of(tmp_path / "out")
+    secret = [line for line in lines(tmp_path / "out" / "secret" / "search.jsonl") if line.get("event") == "ended"]
+    assert len(secret) == len(executor.specs) > 1
+    for line in secret:
+        if line["score"] != tuned.result["accuracy"]:
+            assert str(line["score"]) not in page
+        assert f">{line['seconds']}<" not in page
+    assert "secret/" not in page.replace("the folder secret/ (the other runs", "")  # no link to it
+    assert page.count("<td>chosen</td>") == 1
+    assert "stays secret" in page
+
+
+def test_the_page_stamps_what_was_not_charged_and_a_cut_search_says_so(in_process, tmp_path):
+    in_process()
+    tuned = clipwise.tune(
+        {**OPTIONS, "seed": 2}, RATES, epsilon=2.0, strategy="none", uncharged=True, out=str(tmp_path / "free")
+    )
+    page, record = page_of(tmp_path / "free")
+    together = shown_epsilon(tuned.plan.epsilon_composed)
+    assert any("NOT CHARGED" in problem and together in problem for problem in record.problems)
+    assert "SEARCH NOT CHARGED" in page
+    assert "whose choice epsilon covers" not in page
+
+    in_process({2: "cut early"})
+    with pytest.raises(Cut):
+        clipwise.tune({**OPTIONS, "seed": 2}, RATES, epsilon=2.0, out=str(tmp_path / "cut"))
+    page, record = page_of(tmp_path / "cut")
+    assert "goes on with it" in record.problems[0]
+    assert "under way, or killed" in page
 
 
 def test_draws_of_optuna_do_not_look_at_scores():
