@@ -126,7 +126,7 @@ def test_counts_come_out_of_the_same_budget():
     assert with_counts.epsilon <= 2.0
     assert with_counts.epsilon == pytest.approx(2.0, rel=1e-3)
     assert (with_counts.steps, without.steps) == (4, 3)
-    assert len(with_counts.group_counts.right) == 2
+    assert len(with_counts.group_counts.yes) == 2
     assert without.group_counts is None
     # At the same noise, the release adds what one unsampled Gaussian costs.
     same = tiny(noise_multiplier=without.noise_multiplier, group_counts=6.0)
