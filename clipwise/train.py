@@ -378,7 +378,9 @@ class _Reporter:
 
 def _check_counts(name: str, groups: Any, number_of_groups: int | None, epsilon: float | None) -> None:
     if epsilon == math.inf:
-        raise BadArgument(f"{name} with epsilon=inf: training without privacy keeps no ledger to pay from; leave it out")
+        raise BadArgument(
+            f"{name} with epsilon=inf: training without privacy keeps no ledger to pay from; leave it out"
+        )
     if groups is None or number_of_groups is None:
         raise BadArgument(
             f"{name}: groups={groups!r}, number_of_groups={number_of_groups!r}; give the group of each record, and how "

@@ -196,9 +196,7 @@ def _measured(sums: _Sums | None, most_kept: float) -> GroupGradients:
         return GroupGradients(sums.records, share, nothing, nothing)
     if sums.angle is None:
         return GroupGradients(sums.records, share, Measure(None, "every gradient was dropped"), Measure(0.0))
-    return GroupGradients(
-        sums.records, share, Measure(sums.angle), Measure(sums.weighted / sums.plain / most_kept)
-    )
+    return GroupGradients(sums.records, share, Measure(sums.angle), Measure(sums.weighted / sums.plain / most_kept))
 
 
 def _spread(members: list[int], most: int) -> list[int]:

@@ -14,6 +14,7 @@ from torch.utils.data import TensorDataset
 from clipwise.fairness import evaluate
 from clipwise.fairness.gradients import ROWS, gradients_by_group
 from clipwise.fairness.grouping import groupings
+from clipwise.fairness.intervals import roc_auc_interval, with_interval
 from clipwise.fairness.metrics import roc_auc
 from clipwise.fairness.release import GroupCounts
 from clipwise.losses import make_loss
@@ -38,12 +39,14 @@ def figures_of_run(
     said, predicted = [], None
     answers = None if test_part is None or fit.accuracy is None else evaluate.ask(fit.model, test_part)
     if answers is not None:
-        figures["auc"] = roc_auc(answers.targets, answers.scores).to_dict()
+        area = roc_auc(answers.targets, answers.scores)
+        figures["auc"] = with_interval(area, roc_auc_interval(answers.targets, answers.scores))
         figures["by_group"] = evaluate.figures_by_group(answers, evaluate.groups_of_test(every))
         file = io.BytesIO()
         numbers = {f"group {name}": groups for name, (_, groups) in evaluate.groups_of_test(every).items()}
         arrays = {"predicted": answers.predicted, "targets": answers.targets, **numbers}
-        np.savez(file, **{name: array.astype(np.int16) for name, array in arrays.items()})  # type: ignore[arg-type]
+        kept = {name: array.astype(np.int16) for name, array in arrays.items()}
+        np.savez_compressed(file, scores=answers.scores.astype(np.float32), **kept)  # type: ignore[arg-type]
         predicted = file.getvalue()
         asked = every[settings.group_by]
         if fit.method is not None and asked.test is not None:

@@ -12,11 +12,11 @@ from clipwise.keystream import Key
 from clipwise.noise import GaussianNoise
 from clipwise.types import BadArgument
 
-RIGHT = torch.tensor([True, True, False, True, False])
+ANSWERS = torch.tensor([True, True, False, True, False])
 GROUPS = torch.tensor([0, 0, 0, 1, 2])
 
 
-def released(right=RIGHT, groups=GROUPS, number=3, noise=4.0, ledger=None, source=None):
+def released(right=ANSWERS, groups=GROUPS, number=3, noise=4.0, ledger=None, source=None):
     return release_group_counts(
         right,
         groups,
@@ -39,7 +39,7 @@ def test_one_record_moves_the_counts_by_one():
     everyone = torch.tensor(released().yes + released().no)
     for right in (True, False):
         for group in (0, 1, 2, -1, 99):
-            more = released(torch.cat([RIGHT, torch.tensor([right])]), torch.cat([GROUPS, torch.tensor([group])]))
+            more = released(torch.cat([ANSWERS, torch.tensor([right])]), torch.cat([GROUPS, torch.tensor([group])]))
             moved = torch.tensor(more.yes + more.no) - everyone
             assert float(moved.norm()) == pytest.approx(1.0, abs=1e-5)
 

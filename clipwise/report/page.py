@@ -138,6 +138,9 @@ def _group_section(title: str, where: str, figures: Mapping[str, Any]) -> str:
 def _measure(measure: Mapping[str, Any]) -> str:
     value, note = number(measure.get("value")), measure.get("note")
     figure = "none" if value is None else short(value)
+    interval = measure.get("interval")
+    if isinstance(interval, list) and len(interval) == 2 and None not in map(number, interval):
+        figure += f", 95 % interval {short(interval[0])} to {short(interval[1])}"
     return f"{figure} ({note})" if note else figure
 
 
