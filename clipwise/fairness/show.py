@@ -159,7 +159,7 @@ def to_figures(rows: Sequence[Row]) -> list[Figure]:
 
 
 def to_bars(rows: Sequence[Row]) -> list[GroupedBars]:
-    """Clipped share and direction error by group, a cluster a method, at the epsilon in the middle of those compared. Of the
+    """Clipped share, direction error and what is kept, by group, a cluster a method, at the epsilon in the middle of those compared. Of the
     first data set and model, where there are several."""
     here = [row for row in rows if (row.data, row.model) == (rows[0].data, rows[0].model)] if rows else []
     known = [row for row in here if row.gradients]
@@ -175,6 +175,7 @@ def to_bars(rows: Sequence[Row]) -> list[GroupedBars]:
     for name, title, y_label, percent in (
         ("clipped_share", f"Share of gradients that are clipped{at}", "clipped", True),
         ("direction_error", f"How far clipping turns a group's mean gradient{at}", "degrees", False),
+        ("kept", f"What clipping keeps of a group's mean gradient{at}", "of the most that a group keeps", True),
     ):
         columns = [[_bar(name, of_group) for of_group in row.gradients] for row in chosen]
         charts.append(

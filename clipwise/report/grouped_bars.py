@@ -106,7 +106,7 @@ def png(chart: GroupedBars) -> bytes:
         axes.yaxis.set_major_formatter(PercentFormatter(xmax=1))
     axes.set_xticks(range(len(chart.categories)), [_wrapped(c) for c in chart.categories], fontsize=9)
     axes.set_ylabel(chart.y_label)
-    axes.set_title(chart.title.replace("$", r"\$"), loc="left", fontweight="bold", fontsize=12)
+    axes.set_title(_wrapped(chart.title, 70), loc="left", fontweight="bold", fontsize=12)
     axes.grid(axis="y", color="#dfe4ea")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -117,7 +117,7 @@ def png(chart: GroupedBars) -> bytes:
     if len(entries) > 1:
         drawing.legend(handles=entries, loc="outside lower center", ncols=min(10, len(entries)), frameon=False)
     if note := "; ".join(part for part in (chart.note, chart.missing) if part):
-        axes.text(1, 1.02, note.replace("$", r"\$"), transform=axes.transAxes, ha="right", fontsize=8, color="#5d6876")
+        axes.set_xlabel(note.replace("$", r"\$"), loc="right", fontsize=8, color="#5d6876")
     content = io.BytesIO()
     drawing.savefig(content, format="png", metadata={"Title": chart.title, "Description": chart.alt()})
     return content.getvalue()
