@@ -92,4 +92,4 @@ def test_a_noise_scale_that_tells_which_groups_were_drawn():
         def noise_scale(self, state, sides, context):  # noqa: ARG002
             return seen["bound"]
 
-    assert "noise std" in failed(OfTheBatch())
+    assert "public values" in failed(OfTheBatch())

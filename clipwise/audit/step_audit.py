@@ -138,9 +138,10 @@ def _replay(audit: StepAudit, method: Method, noise_multiplier: float, attach: A
                 without, with_x = base, torch.cat([x[None], base] if place == "first" else [base, x[None]])
             one, two = (_run(method, some, noise_multiplier, physical, attach)[0] for some in (without, with_x))
             _compare(audit, f"{name}, {place}, physical batch {physical}", method, one, two)
-    # Alone, and of either group: what a method tells of the groups in a batch shows where there is but one.
     later = [(name, base, hostile[name]) for name in ("1000 u", "NaN", "against the rest")]
-    later += [("u, alone", base[:0], unit), ("-u, alone", base[:0], -unit)]
+    # Others of one group alone, and x of another: what a method tells of the groups in a batch shows there.
+    group = base[:, 0] > 0
+    later += [("the first of its group", base[group == side], base[group != side][0]) for side in (True, False)]
     for name, others_there, x in later:
         both = (others_there, torch.cat([others_there, x[None]]))
         one, two = (_run(method, some, noise_multiplier, None, attach, steps=2)[1] for some in both)

@@ -138,7 +138,7 @@ def svg(chart: GroupedBars, *, width: int = 560, height: int = 260, standalone: 
         value = chart.top * tick / 4
         parts.append(
             f'<path class="grid" d="M{left} {y(value)}H{right}"/>'
-            f'<text x="{left - 6}" y="{y(value)}" dy=".35em" text-anchor="end">{chart.text(value)}</text>'
+            f'<text x="{left - 6}" y="{y(value)}" dy=".35em" text-anchor="end">{_tick(chart, value)}</text>'
         )
     for at, category in enumerate(chart.categories):
         middle = left + cluster * (at + 0.5)
@@ -174,9 +174,15 @@ def svg(chart: GroupedBars, *, width: int = 560, height: int = 260, standalone: 
     )
 
 
-def figure(chart: GroupedBars) -> str:
-    """The drawing with its heading, for a page."""
-    return f"<figure><figcaption>{escape(chart.title)}</figcaption>{svg(chart)}</figure>"
+def figures(charts: Sequence[GroupedBars]) -> str:
+    """Drawings with their headings, for a page; a single one is as wide as it."""
+    width = 560 if len(charts) > 1 else 1120
+    drawn = (f"<figure><figcaption>{escape(c.title)}</figcaption>{svg(c, width=width)}</figure>" for c in charts)
+    return f'<div class="charts">{"".join(drawn)}</div>' if charts else ""
+
+
+def _tick(chart: GroupedBars, value: float) -> str:
+    return f"{100 * value:.0f} %" if chart.percent else short(round(value, 2))
 
 
 def _legend(chart: GroupedBars) -> list[tuple[int | None, str]]:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from clipwise.report import html
+from clipwise.report import grouped_bars, html
 from clipwise.report.figures import Figure, number, short
-from clipwise.report.grouped_bars import Bar, BarSeries, GroupedBars, figure
+from clipwise.report.grouped_bars import Bar, BarSeries, GroupedBars
 from clipwise.report.run_record import RunRecord
 from clipwise.report.statement import shown_epsilon
 
@@ -135,25 +135,28 @@ def _gradients(result: Mapping[str, Any]) -> list[str]:
         found = result.get(key)
         if isinstance(found, Mapping):
             titled = f"{title}: {found.get('group_by')}"
-            sections.append(_group_section(titled, where, found, "".join(_gradient_charts(found))))
+            sections.append(_group_section(titled, where, found, grouped_bars.figures(_gradient_charts(found))))
     return sections
 
 
-def _gradient_charts(found: Mapping[str, Any]) -> list[str]:
+def _gradient_charts(found: Mapping[str, Any]) -> list[GroupedBars]:
     charts = []
     lines = [line for line in found.get("groups") or [] if isinstance(line, Mapping)]
     for key, title, percent in (
         ("clipped_share", "Share of gradients that are clipped", True),
         ("direction_error", "How far clipping turns the group's mean gradient, in degrees", False),
     ):
-        bars = [None if (value := number(line.get(key))) is None else Bar(value) for line in lines]
+        bars = [
+            None if (value := number(line.get(key))) is None else Bar(value, *(line.get("interval") or ()))
+            for line in lines
+        ]
         if any(bars):
             names = tuple(str(line.get("group")) for line in lines)
             series = (BarSeries("", tuple(bars)),)
             charts.append(
-                figure(GroupedBars(name=key, title=title, y_label="", categories=names, series=series, percent=percent))
+                GroupedBars(name=key, title=title, y_label="", categories=names, series=series, percent=percent)
             )
-    return [f'<div class="charts">{"".join(charts)}</div>'] if charts else []
+    return charts
 
 
 def _mappings(value: Any) -> dict[str, Mapping[str, Any]]:
