@@ -60,12 +60,15 @@ class Figure:
         for s in self.series:
             first, last = s.points[0], s.points[-1]
             if all(p.y == first.y for p in s.points):
-                parts.append(f"{s.label} is {short(first.y)} throughout")
+                parts.append(f"{s.label} is {self._said(first.y)} throughout")
             else:
                 span = f"{self.x_label} {short(first.x)} to {short(last.x)}"
-                parts.append(f"{s.label} goes from {short(first.y)} to {short(last.y)} over {span}")
-        target = f"; {self.target.label} {short(self.target.y)}" if self.target else ""
+                parts.append(f"{s.label} goes from {self._said(first.y)} to {self._said(last.y)} over {span}")
+        target = f"; {self.target.label} {self._said(self.target.y)}" if self.target else ""
         return f"{self.title}: {'; '.join(parts)}{target}."
+
+    def _said(self, y: float) -> str:
+        return f"{100 * y:.2f} %" if self.percent else short(y)
 
 
 # Numbers that belong in one chart, in the order of the page; all others follow, a chart each.
