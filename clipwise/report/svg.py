@@ -24,7 +24,8 @@ CSS = """
 .chart-svg text{font-size:12px;fill:var(--faint)}.chart-svg .legend{fill:var(--ink)}
 .chart-svg .grid{stroke:var(--grid)}.chart-svg .axis{stroke:var(--faint)}
 .chart-svg .line{fill:none;stroke-width:2;stroke-linejoin:round}.chart-svg .dashed{stroke-dasharray:6 4}
-.chart-svg .mark{fill:var(--c1);stroke:var(--back)}.chart-svg .band{fill-opacity:.16;stroke:none}.chart-svg .target{stroke:var(--ink);stroke-dasharray:3 4}
+.chart-svg .row{fill:transparent}.chart-svg g:hover .row{fill:var(--grid);fill-opacity:.5}
+.chart-svg .whisker{stroke:var(--ink);stroke-width:2}.chart-svg .mark{fill:var(--c1);stroke:var(--back)}.chart-svg .band{fill-opacity:.16;stroke:none}.chart-svg .target{stroke:var(--ink);stroke-dasharray:3 4}
 .chart-svg .cursor{stroke:var(--faint);visibility:hidden}.chart-svg .cursor.on{visibility:visible}
 """ + "".join(f".chart-svg .c{i}{{stroke:var(--c{i})}}.chart-svg .f{i}{{fill:var(--c{i})}}" for i in range(COLOURS))
 # A file of its own is shown on a page of unknown colour, so it brings its background.
@@ -105,9 +106,10 @@ def cursor_points(figure: Figure, *, width: int = 560, height: int = 280) -> str
 
 
 def _value_text(figure: Figure, label: str, point: Point) -> str:
-    show = _percent_value if figure.percent else short
-    interval = f" ({show(point.low)} to {show(point.high)})" if point.low is not None and point.high is not None else ""
-    return f"{label} {show(point.y)}{interval}"
+    show, low, high = figure.shown, point.low, point.high
+    return f"{label} {show(point.y)}" + (
+        f" ({show(low)} to {show(high)})" if low is not None and high is not None else ""
+    )
 
 
 def _series(canvas: Canvas, place: int) -> str:
@@ -176,7 +178,7 @@ def _legend(figure: Figure, left: float, right: float) -> list[_Entry]:
 def _legend_text(place: int | None, figure: Figure) -> str:
     if place is not None:
         return figure.series[place].label
-    return f"{figure.target.label} {short(figure.target.y)}" if figure.target else ""
+    return f"{figure.target.label} {figure.shown(figure.target.y)}" if figure.target else ""
 
 
 def _legend_entry(place: int | None, line: int, x: float, figure: Figure) -> str:
@@ -245,10 +247,6 @@ def _tick_text(ticks: Sequence[float]) -> Callable[[float], str]:
 
 def _percent(value: float) -> str:
     return f"{100 * value:.3g} %"
-
-
-def _percent_value(value: float) -> str:
-    return f"{100 * value:.2f} %"
 
 
 def _n(value: float) -> str:

@@ -13,7 +13,7 @@ from clipwise.study.definition import About
 NOT_PRIVATE = "not private"
 LEGEND = (
     "Test accuracy in per cent, mean ± standard deviation over the seeds. Epsilon is the honest one, every step "
-    "counted, and equal for all methods in a column. In brackets: the source's own figure."
+    "counted, and equal for all methods in a column."
 )
 
 
@@ -73,6 +73,8 @@ def summarise(about: About, lines: Iterable[Mapping[str, Any]]) -> list[Cell]:
 def to_markdown(about: About, lines: Sequence[Mapping[str, Any]]) -> str:
     cells = summarise(about, lines)
     parts = [f"# {about.title or about.name}", "", *(f"- {fact}" for fact in facts(about, lines)), "", LEGEND, ""]
+    if any(cell.published is not None for cell in cells):
+        parts[-2] += " In brackets: the source's own figure."
     for data, model in dict.fromkeys((cell.data, cell.model) for cell in cells):
         here = [cell for cell in cells if (cell.data, cell.model) == (data, model)]
         parts += [f"## {data}, {model}", "", *_grid(here), ""]
@@ -89,9 +91,9 @@ def facts(about: About, lines: Sequence[Mapping[str, Any]]) -> list[str]:
         said.append(f"What differs: {about.differs}.")
     cost = {
         "none": "Tuning: none",
-        "charged": "Tuning: charged, its cost is part of epsilon",
-        "not charged": "Tuning: not charged, epsilon is that of the last run alone",
-    }.get(about.tuning_cost, "Tuning: not said whether charged")
+        "charged": "Tuning: charged (its cost is part of epsilon)",
+        "not charged": "Tuning: not charged (epsilon is that of each run alone)",
+    }.get(about.tuning_cost, "Tuning: not said whether it is charged")
     return [*said, f"{cost}; {about.tuning}." if about.tuning else f"{cost}."]
 
 
