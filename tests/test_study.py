@@ -234,7 +234,7 @@ def test_records_of_the_wrong_shape_and_a_damaged_file_are_refused_first(tmp_pat
     (tmp_path / "names").mkdir()
     for name in NAMES.editions[0].files:
         (tmp_path / name).write_text("Nobody\n")
-    with pytest.raises(BadArgument, match="sha256.*put a fresh copy"):
+    with pytest.raises(BadArgument, match=r"sha256.*put a fresh copy"):
         read_study(written(tmp_path, TWO_BY_TWO.replace('"digits"', '"names"').replace('"linear"', '"lstm"')))
 
 

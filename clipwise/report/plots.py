@@ -26,8 +26,8 @@ def png(figure: Figure) -> bytes:
         axes.plot(xs, ys, style, color=colour, marker=marker, markersize=4, label=_plain(series.label))
         known = [(p.x, p.low, p.high) for p in series.points if p.low is not None and p.high is not None]
         if len(known) > 1:
-            xs, low, high = zip(*known, strict=True)
-            axes.fill_between(xs, low, high, color=colour, alpha=0.16, linewidth=0)
+            spread_at, low, high = zip(*known, strict=True)
+            axes.fill_between(spread_at, low, high, color=colour, alpha=0.16, linewidth=0)
         elif known:
             axes.vlines(*known[0], color=colour)
     if figure.target:
@@ -53,8 +53,10 @@ def png(figure: Figure) -> bytes:
     axes.grid(axis="y", color="#dfe4ea")
     axes.spines[["top", "right"]].set_visible(False)
     if len(figure.series) + bool(figure.target) > 1:
-        place = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5)} if many else {"loc": "best"}
-        axes.legend(frameon=False, fontsize=9, **place)
+        if many:
+            axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.01, 0.5))
+        else:
+            axes.legend(frameon=False, fontsize=9)
     if figure.note:
         axes.text(0, 1.02, _plain(figure.note), transform=axes.transAxes, fontsize=8, color="#5d6876")
     content = io.BytesIO()

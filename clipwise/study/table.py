@@ -86,9 +86,10 @@ def to_markdown(about: About, lines: Sequence[Mapping[str, Any]]) -> str:
 def facts(about: About, lines: Sequence[Mapping[str, Any]]) -> list[str]:
     """How it was made and what it compares with, a sentence each."""
     said = [f"Made by `{about.command}`: {len(lines)} of {about.trials} runs, clipwise {_versions(lines)}."]
-    said.append(f"Compares with: {about.source}." if about.source else "Compares with nothing published.")
-    if about.differs:
-        said.append(f"What differs: {about.differs}.")
+    if about.source:
+        said += [f"Compares with: {about.source}.", *([f"What differs: {about.differs}."] if about.differs else [])]
+    else:
+        said.append(f"Compares with nothing published{f': {about.differs}' if about.differs else ''}.")
     cost = {
         "none": "Tuning: none",
         "charged": "Tuning: charged (its cost is part of epsilon)",
