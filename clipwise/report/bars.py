@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-WIDTH, ROW, LABEL, VALUE, TOP = 720, 26, 210, 110, 4  # label and value columns, in the units of the drawing
+WIDTH, ROW, VALUE, TOP, LETTER = 720, 26, 110, 4, 7.2  # in the units of the drawing; a letter is about so wide
 
 
 class Bar(NamedTuple):
@@ -29,7 +29,8 @@ def draw_bars(title: str, bars: Sequence[Bar]) -> str:
     lowest, high = min([*(bar.low for bar in bars), *marks]), max([*(bar.high for bar in bars), *marks])
     step = next(s for s in (1, 2, 5, 10, 20) if (high - lowest) / s <= 8)
     low = step * math.floor((lowest - 1e-9) / step)
-    left, right, bottom = LABEL, WIDTH - VALUE, TOP + ROW * len(bars)
+    left = 24 + round(LETTER * min(30, max(len(bar.label) for bar in bars)))
+    right, bottom = WIDTH - VALUE, TOP + ROW * len(bars)
 
     def x(value: float) -> float:
         return round(left + (right - left) * (value - low) / max(high - low, 1e-9), 1)
