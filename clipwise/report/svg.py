@@ -15,17 +15,16 @@ COLOURS = 8  # then they repeat, dashed
 MARKED = 40  # a series of more points is a line without marks
 
 CSS = """
-.chart-svg{--back:#fff;--ink:#1c2430;--faint:#5d6876;--grid:#dfe4ea;--c0:#0b62a8;--c1:#bc4a10;--c2:#12755a;--c3:#8a3f96;
+.chart-svg{--ink:#1c2430;--faint:#5d6876;--grid:#dfe4ea;--c0:#0b62a8;--c1:#bc4a10;--c2:#12755a;--c3:#8a3f96;
 --c4:#8c6100;--c5:#4d5a68;--c6:#b3246b;--c7:#1b7f94;font-family:system-ui,"Segoe UI",Helvetica,Arial,sans-serif}
-@media (prefers-color-scheme:dark){.chart-svg{--back:#12171d;--ink:#e6ebf1;--faint:#a2adba;--grid:#333d49;--c0:#6cb4ff;--c1:#ff9d6b;
+@media (prefers-color-scheme:dark){.chart-svg{--ink:#e6ebf1;--faint:#a2adba;--grid:#333d49;--c0:#6cb4ff;--c1:#ff9d6b;
 --c2:#58d3ac;--c3:#d5a4ff;--c4:#e5bb4f;--c5:#b4bfcb;--c6:#ff8fbf;--c7:#66d3e8}}
-@media print{.chart-svg{--back:#fff;--ink:#000;--faint:#333;--grid:#ccc;--c0:#0b62a8;--c1:#bc4a10;--c2:#12755a;--c3:#8a3f96;
+@media print{.chart-svg{--ink:#000;--faint:#333;--grid:#ccc;--c0:#0b62a8;--c1:#bc4a10;--c2:#12755a;--c3:#8a3f96;
 --c4:#8c6100;--c5:#4d5a68;--c6:#b3246b;--c7:#1b7f94}}
 .chart-svg text{font-size:12px;fill:var(--faint)}.chart-svg .legend{fill:var(--ink)}
 .chart-svg .grid{stroke:var(--grid)}.chart-svg .axis{stroke:var(--faint)}
 .chart-svg .line{fill:none;stroke-width:2;stroke-linejoin:round}.chart-svg .dashed{stroke-dasharray:6 4}
-.chart-svg .row{fill:transparent}.chart-svg g:hover .row{fill:var(--grid);fill-opacity:.5}
-.chart-svg .whisker{stroke:var(--ink);stroke-width:2}.chart-svg .mark{fill:var(--c1);stroke:var(--back)}.chart-svg .band{fill-opacity:.16;stroke:none}.chart-svg .target{stroke:var(--ink);stroke-dasharray:3 4}
+.chart-svg .band{fill-opacity:.16;stroke:none}.chart-svg .target{stroke:var(--ink);stroke-dasharray:3 4}
 .chart-svg .cursor{stroke:var(--faint);visibility:hidden}.chart-svg .cursor.on{visibility:visible}
 """ + "".join(f".chart-svg .c{i}{{stroke:var(--c{i})}}.chart-svg .f{i}{{fill:var(--c{i})}}" for i in range(COLOURS))
 # A file of its own is shown on a page of unknown colour, so it brings its background.
