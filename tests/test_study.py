@@ -129,25 +129,44 @@ def test_runs_resumes_and_makes_a_table(tmp_path):
         assert f"{cell.variant}: {cell}" in page
 
 
+SHORT_AND_LONG = """
+[common]
+data = "digits"
+model = "linear"
+epsilon = inf
+seed = 0
+[[variant]]
+name = "short"
+epochs = 1
+[[variant]]
+name = "long"
+epochs = 100000
+"""
+
+
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_a_killed_study_leaves_results_and_no_process(tmp_path, how):
     """Also where nothing could clean up after itself: the runs end with the study."""
-    text = TWO_BY_TWO.replace("epochs = 1", "epochs = 60").replace('model = "linear"', 'model = "mlp"')
-    file, out = written(tmp_path, text), tmp_path / "o"
-    command = [sys.executable, "-m", "clipwise.cli", "study", str(file), "--out", str(out)]
-    results = out / "results.jsonl"
+    file, out = written(tmp_path, SHORT_AND_LONG), tmp_path / "o"
+    _, long = read_study(file).trials
+    command = [sys.executable, "-m", "clipwise.cli", "study", str(file), "--out", str(out), "--jobs", "1"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-    deadline = time.monotonic() + 120
-    while not results.exists() and time.monotonic() < deadline:
-        time.sleep(0.2)
-    process.send_signal(how)
-    process.wait(60)
-    done = len(read_results(results))
-    assert 1 <= done < 6
-    deadline = time.monotonic() + 60  # a killed parent leaves it to its children to notice
-    while _lives(process.pid) and how == signal.SIGKILL and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not _lives(process.pid)  # no run is left behind
+    try:
+        assert _within(120, (out / "runs" / long.id / "metrics.jsonl").exists)  # it has trained for an epoch
+        process.send_signal(how)
+        process.wait(60)
+        assert [line["variant"] for line in read_results(out / "results.jsonl")] == ["short"]
+        assert _within(60, lambda: not _lives(process.pid))  # no run is left behind
+    finally:
+        if _lives(process.pid):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _within(seconds, condition):
+    deadline = time.monotonic() + seconds
+    while not (met := condition()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return met
 
 
 def _lives(group):
