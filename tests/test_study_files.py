@@ -1,6 +1,8 @@
 """The study files of the project: each can be read, says what it is, and has a quick version. No data is needed."""
 
 import json
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ from typer.testing import CliRunner
 
 from clipwise.cli import app
 from clipwise.clipping import METHODS
-from clipwise.study import read_study
+from clipwise.study import make_study, read_study
 
 FILES = sorted((Path(__file__).parent.parent / "studies").glob("*.toml"))
 
@@ -33,6 +35,14 @@ def test_each_file_says_what_it_is(file):
     assert len(quick.trials) <= 6
     if file.stem != "quick":
         assert all((trial.config.epochs or 99) <= 2 for trial in quick.trials)
+
+
+def test_the_file_in_the_docs_is_one():
+    page = (FILES[0].parent.parent / "docs" / "studies.md").read_text()
+    (block,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    whole = make_study(tomllib.loads(block), Path("docs.toml"), check=False)
+    assert (len(whole.trials), whole.picture) == (6 + 3, "threshold")
+    assert len(make_study(tomllib.loads(block), Path("docs.toml"), quick=True, check=False).trials) == 1
 
 
 def test_the_list(monkeypatch):
