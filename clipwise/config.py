@@ -71,6 +71,7 @@ class TrainConfig(BaseModel):
     seed: int | None = None
     accountant: Literal["best", "rdp", "pld"] = "best"
     max_physical_batch: int | None = None
+    tensorboard: bool | str | None = None  # true: events in the run folder; text: in a folder of the run's name there
     out: str | None = None
 
     @field_validator("noise_multiplier", "weight_decay")

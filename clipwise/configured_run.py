@@ -6,6 +6,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from contextlib import closing, nullcontext
+from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save
@@ -22,6 +24,7 @@ from clipwise.models import build_model, get_architecture, parameter_count, text
 from clipwise.models.freezing import FeaturesAndHead, on_features, trains_last_layer_only
 from clipwise.models.pretrained import note
 from clipwise.report import Statement
+from clipwise.report.tensorboard import EventLog
 from clipwise.run_folder import RunFolder, finite
 from clipwise.train import Fit, fit
 from clipwise.types import ClipwiseError
@@ -63,13 +66,24 @@ def train_into(
     what a user should know."""
     try:
         folder.write("config.toml", settings.to_toml())
-        done, test_part = _fit(settings, dataset, network, folder, on_step, on_epoch, notice)
+        with _event_log(settings, folder) as log:
+            done, test_part = _fit(settings, dataset, network, folder, log, on_step, on_epoch, notice)
         return _write(settings, dataset, network, done, test_part, folder)
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             error = ClipwiseError("interrupted; the steps that were taken stay charged in the ledger")
         folder.fail(error)
         raise error
+
+
+def _event_log(settings: TrainConfig, folder: RunFolder) -> closing[EventLog] | nullcontext[None]:
+    """TensorBoard's events, where they were asked for: in the run folder, or under its name in a folder for many runs."""
+    if not settings.tensorboard:
+        return nullcontext()
+    within_run = settings.tensorboard is True
+    return closing(
+        EventLog(folder.path / "tensorboard" if within_run else Path(str(settings.tensorboard)) / folder.path.name)
+    )
 
 
 def _own_encoder(asked: TrainConfig) -> Encoder | None:
@@ -85,6 +99,7 @@ def _fit(
     dataset: DataSet,
     network: nn.Module,
     folder: RunFolder,
+    log: EventLog | None,
     on_step: Callable[[dict[str, Any], int], None],
     on_epoch: Callable[[dict[str, Any]], None],
     notice: Callable[[str], None],
@@ -101,12 +116,16 @@ def _fit(
     def keep_step(values: dict[str, Any], planned: int) -> None:
         if values["step"] % math.ceil(planned / PATH_POINTS) == 0:
             path.append(finite(values))
+            if log:
+                log.step(values)
         on_step(values, planned)
 
     def keep_epoch(line: dict[str, Any]) -> None:
         lines.append(finite(line))
         folder.write_lines("metrics.jsonl", lines)
         folder.write_lines("path.jsonl", path)
+        if log:
+            log.epoch(line)
         on_epoch(line)
 
     done = fit(

@@ -7,6 +7,7 @@
     model.safetensors  the trained weights
     predictions.npz    the model's class, the right one and the group of each public test record, row by row
     statement.md       the privacy statement, one page
+    tensorboard/       event files with the same values, where `--tensorboard` asked for them
     result.json        what `clipwise train --json` printed, or how the run failed
     report.html        what `clipwise report` drew of all that, with report/*.png; it can be drawn anew at any time
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -59,9 +61,7 @@ class RunFolder:
         if self.ledger.exists():
             self.write_json("result.json", {"error": str(error), "kind": type(error).__name__})
             return
-        for file in self.path.iterdir():
-            file.unlink()
-        self.path.rmdir()
+        shutil.rmtree(self.path)
 
 
 def create(out: str | None, data: str, method: str) -> RunFolder:

@@ -44,7 +44,7 @@ class _Group(TyperGroup):
         words = list(sys.argv[1:] if args is None else args)
         debug, as_json = "--debug" in words, "--json" in words
         # --debug may stand anywhere; it is looked for before the parser, whose own errors it is for as well.
-        words = [word for word in words if word != "--debug"]
+        words = _with_values([word for word in words if word != "--debug"])
         try:
             sys.exit(super().main(words, *rest, **{**options, "standalone_mode": False}))
         except Exception as error:
@@ -57,6 +57,15 @@ class _Group(TyperGroup):
                 output.messages().print(f"[bold red]{kind}[/]: ", end="")
                 output.messages().print(message, markup=False, highlight=False)
             sys.exit(code)
+
+
+def _with_values(words: list[str]) -> list[str]:
+    """An option whose value may be left out, with an empty one: the parser wants a value."""
+    alone = [
+        word == "--tensorboard" and (after is None or after.startswith("-"))
+        for word, after in zip(words, [*words[1:], None], strict=True)
+    ]
+    return [f"{word}=" if bare else word for word, bare in zip(words, alone, strict=True)]
 
 
 def _explain(error: BaseException) -> tuple[int, str, str]:

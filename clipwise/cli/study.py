@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,14 +12,17 @@ import typer
 from rich.console import Console
 
 from clipwise.cli import output
-from clipwise.types import ClipwiseError
+from clipwise.types import BadArgument, ClipwiseError
 
 if TYPE_CHECKING:
     from clipwise.study import Outcome, Study
 
 
 def study(
-    file: Annotated[Path, typer.Argument(help="The study, a TOML file; see studies/.")],
+    file: Annotated[
+        Path | None, typer.Argument(help="The study, a TOML file; with --list, a folder of them (studies).")
+    ] = None,
+    listed: Annotated[bool, typer.Option("--list", help="List the study files, and run nothing.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="The file's short version, in minutes.")] = False,
     jobs: Annotated[int | None, typer.Option(help="Runs at once; by default, one a core.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where results go; an earlier study there goes on.")] = None,
@@ -33,6 +35,11 @@ def study(
     from clipwise.report.study_report import write_study_report
     from clipwise.study import read_study, to_markdown
 
+    if listed:
+        _list(file or Path("studies"), as_json)
+        return
+    if file is None:
+        raise BadArgument("FILE: no study was named; give a TOML file, or see `clipwise study --list`")
     made = read_study(file, quick=quick)
     folder = out or Path("runs") / f"study-{made.name}{'-quick' if quick else ''}"
     lines, failures = run_and_tell(made, folder, jobs)
@@ -61,32 +68,15 @@ def study(
 
 
 def run_and_tell(made: Study, folder: Path, jobs: int | None) -> tuple[list[dict[str, Any]], list[Outcome]]:
-    """Run what is missing of a study, with a line on stderr for each run that ends."""
+    """Run what is missing of a study, and show on stderr how it goes."""
+    from clipwise.cli.study_progress import Progress
     from clipwise.study import run_study
 
     jobs = jobs or os.cpu_count() or 1
-    console = output.messages()
-    clock = _Clock()
-
-    def on_start(done: int, total: int) -> None:
-        clock.begin(done, total)
-        console.print(f"{made.title or made.name}: {total} runs, {done} done before, {jobs} at once", highlight=False)
-
-    def on_outcome(outcome: Outcome) -> None:
-        clock.tick()
-        trial, line = outcome.trial, outcome.line
-        what = f"{trial.variant}, epsilon {trial.config.epsilon:g}" if trial.config.epsilon else trial.variant
-        how = f"failed: {outcome.error}" if line is None else _figure(line)
-        console.print(
-            f"[{clock.done}/{clock.total}] {what}, seed {trial.config.seed}: {how} ({outcome.seconds:.0f} s; {clock.left()})",
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
-        )
-
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the runs under way, as Ctrl-C does
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would ignore it
-    return run_study(made, folder, jobs=jobs, on_start=on_start, on_outcome=on_outcome)
+    with Progress(made, folder, jobs, output.messages()).shown() as watcher:
+        return run_study(made, folder, jobs=jobs, watcher=watcher)
 
 
 def some_failed(made: Study, failures: list[Outcome]) -> ClipwiseError:
@@ -96,24 +86,33 @@ def some_failed(made: Study, failures: list[Outcome]) -> ClipwiseError:
     )
 
 
-def _figure(line: Any) -> str:
-    return "no test data" if line["accuracy"] is None else f"{line['accuracy']:.2%}"
+def _list(folder: Path, as_json: bool) -> None:
+    """What each file compares with, what differs, how many runs it has and how long they take."""
+    from clipwise.study import read_study
 
-
-class _Clock:
-    """How long it may still take, from the runs of this call."""
-
-    def __init__(self) -> None:
-        self._start = time.monotonic()
-        self.done = self.total = self._before = 0
-
-    def begin(self, done: int, total: int) -> None:
-        self.done, self._before, self.total = done, done, total
-
-    def tick(self) -> None:
-        self.done += 1
-
-    def left(self) -> str:
-        elapsed, finished = time.monotonic() - self._start, self.done - self._before
-        seconds = elapsed / max(1, finished) * (self.total - self.done)
-        return "all done" if self.done == self.total else f"about {seconds / 60:.0f} min left"
+    files = [folder] if folder.is_file() else sorted(folder.glob("*.toml"))
+    if not files:
+        raise BadArgument(f"{str(folder)!r} holds no study files (*.toml); name their folder, such as studies/")
+    found = []
+    for path in files:
+        whole, short = (read_study(path, quick=quick, check=False) for quick in (False, True))
+        about = whole.about(f"clipwise study {path}")
+        facts = {name: getattr(about, name) for name in ("title", "source", "differs", "tuning_cost", "minutes")}
+        found.append({"file": str(path), **facts, "runs": len(whole.trials), "quick_runs": len(short.trials)})
+    if as_json:
+        output.print_json(found)
+        return
+    columns = ("file", "what", "compares with", "what differs", "runs", "minutes")
+    rows = [
+        (
+            Path(row["file"]).name,
+            row["title"],
+            row["source"] or "nothing published",
+            row["differs"],
+            row["runs"],
+            row["minutes"],
+        )
+        for row in found
+    ]
+    output.print_table(f"studies in {folder}", columns, rows)
+    output.messages().print("minutes are on 2 cores; --quick runs a few of the runs, for a few epochs", highlight=False)

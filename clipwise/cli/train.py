@@ -103,6 +103,13 @@ def train(
     max_physical_batch: Annotated[
         int | None, typer.Option(help="Records in memory at once; results are equal.")
     ] = None,
+    tensorboard: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[DIR]",
+            help="Also log for TensorBoard, public and released values only: in the run folder, or in DIR.",
+        ),
+    ] = None,
     out: Annotated[str | None, typer.Option(help="The run folder; it must not exist yet.")] = None,
     config: Annotated[Path | None, typer.Option(help="A .toml or .yaml file of options; those given here win.")] = None,
     as_json: output.JsonOption = False,
@@ -147,6 +154,7 @@ def train(
         "seed": seed,
         "accountant": accountant,
         "max_physical_batch": max_physical_batch,
+        "tensorboard": True if tensorboard == "" else tensorboard,
         "out": out,
     }
     given = {name: value for name, value in given.items() if value is not None}
@@ -155,6 +163,10 @@ def train(
 
     # All that can be refused is refused before the folder is made; what has no need of torch, before it is imported.
     from clipwise import run_folder
+    from clipwise.report.tensorboard import require_tensorboard
+
+    if asked.tensorboard:
+        require_tensorboard()
     from clipwise.configured_run import load_asked, make_network, train_into
 
     dataset = load_asked(asked)

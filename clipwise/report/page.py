@@ -10,11 +10,13 @@ from typing import Any
 from urllib.parse import quote
 
 from clipwise.report import grouped_bars, html
-from clipwise.report.figures import Figure, number, short
-from clipwise.report.grouped_bars import Bar, BarSeries, GroupedBars
+from clipwise.report.bars import Bar, draw_bars
+from clipwise.report.figures import Figure, number, short, wilson
+from clipwise.report.grouped_bars import BarSeries, GroupedBars
 from clipwise.report.run_record import RunRecord
 from clipwise.report.statement import shown_epsilon
 
+MOST_BARS = 40  # groups that a picture still shows
 MOST_ROWS = 2000  # of the table; a longer run shows every n-th line, and says so
 
 
@@ -103,7 +105,7 @@ def _by_group(record: RunRecord) -> list[str]:
     result, sections = record.result, []
     for name, figures in _mappings(result.get("by_group")).items():
         where = "On the test part, which is treated as public."
-        sections.append(_group_section(f"Accuracy by group: {name}", where, figures))
+        sections.append(_group_section(f"Accuracy by group: {name}", where, figures, _group_bars(name, figures)))
     released = result.get("group_counts")
     if isinstance(released, Mapping):
         where = f"On the training records, released with noise (standard deviation {released.get('noise_multiplier')})."
@@ -147,7 +149,7 @@ def _gradient_charts(found: Mapping[str, Any]) -> list[GroupedBars]:
         ("direction_error", "How far clipping turns the group's mean gradient, in degrees", False),
     ):
         bars = [
-            None if (value := number(line.get(key))) is None else Bar(value, *(line.get("interval") or ()))
+            None if (value := number(line.get(key))) is None else grouped_bars.Bar(value, *(line.get("interval") or ()))
             for line in lines
         ]
         if any(bars):
@@ -164,6 +166,21 @@ def _mappings(value: Any) -> dict[str, Mapping[str, Any]]:
     return {str(name): item for name, item in found.items() if isinstance(item, Mapping)}
 
 
+def _group_bars(name: str, figures: Mapping[str, Any]) -> str:
+    """Accuracy of each group of public test records with its interval; nothing where the figures are not of that form."""
+    bars = []
+    for line in figures["groups"] if isinstance(figures.get("groups"), list) else []:
+        share, records = (
+            number(line.get(key)) if isinstance(line, Mapping) else None for key in ("accuracy", "records")
+        )
+        if share is None or not 0 <= share <= 1 or not records or records < 1:
+            continue
+        low, high = wilson(share, int(records))
+        bars.append(Bar(str(line.get("group")), 100 * share, 100 * (low or 0.0), 100 * (high or 0.0), f"{share:.2%}"))
+    title = f"Accuracy by {name}, with 95 % intervals (Wilson)"
+    return draw_bars(title, bars) if 1 < len(bars) <= MOST_BARS else ""
+
+
 def _group_section(title: str, where: str, figures: Mapping[str, Any], drawn: str = "") -> str:
     lines = figures.get("groups")
     lines = [line for line in lines if isinstance(line, Mapping)] if isinstance(lines, list) else []
@@ -175,7 +192,7 @@ def _group_section(title: str, where: str, figures: Mapping[str, Any], drawn: st
     ]
     blocks = [html.text(where), *map(html.text, others), drawn]
     if columns:
-        rows = [[_shown_or_none(line.get(column)) for column in columns] for line in lines]
+        rows = [[_rounded(line.get(column)) for column in columns] for line in lines]
         blocks.append(html.table(columns, rows, caption="a line a group; press a heading to sort"))
     return html.section(title, *blocks)
 
@@ -189,7 +206,11 @@ def _measure(measure: Mapping[str, Any]) -> str:
     return f"{figure} ({note})" if note else figure
 
 
-def _shown_or_none(value: Any) -> Any:
+def _rounded(value: Any) -> Any:
+    """Four decimals, for people; result.json holds the whole number."""
+    exact = number(value) if isinstance(value, float) else None
+    if exact is not None:
+        return html.Shown(exact, f"{exact:.4f}")
     return None if value is None else _shown(value)
 
 

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from clipwise.report import html
 from clipwise.report.bars import Bar, draw_bars
-from clipwise.report.figures import Figure, Point, Series, Target
+from clipwise.report.figures import Figure
 from clipwise.report.plots import png
+from clipwise.report.study_figures import study_figures
 from clipwise.run_folder import RunFolder
 from clipwise.study import About, Cell, read_results, summarise
 from clipwise.study.table import LEGEND, facts
 from clipwise.types import BadArgument
 
 COLUMNS = ("variant", "data", "model", "target_epsilon", "epsilon", "accuracy", "noise_multiplier", "steps", "seed")
+
+SUMMARY = (
+    *("method", "data", "model", "epsilon", "accuracy %", "std over seeds", "runs"),
+    *("lost to privacy", "published %", "ours above it"),
+)
+COMPARED = (
+    "Lost to privacy: points below the run without it. Published: the source's own figure, with its own settings and its own "
+    "way of counting epsilon (see what differs, above)."
+)
 
 
 class Written(NamedTuple):
@@ -32,9 +44,9 @@ def write_study_report(folder: str | Path, out: str | Path | None = None) -> Wri
     folder = Path(folder)
     about, lines = About.read(folder), read_results(folder / "results.jsonl")
     cells = summarise(about, lines)
-    figures = _figures(cells)
+    figures = study_figures(about, lines, cells)
     target = folder if out is None else Path(out)
-    page = _page(about, lines, cells, figures)
+    page = _page(about, lines, cells, figures, folder, way=os.path.relpath(folder.resolve(), target.resolve()))
     drawn = {f"{figure.name}.png": png(figure) for figure in figures}
     try:
         (target / "report").mkdir(parents=True, exist_ok=True)
@@ -46,7 +58,19 @@ def write_study_report(folder: str | Path, out: str | Path | None = None) -> Wri
     return Written(target / "report.html", tuple(target / "report" / name for name in drawn))
 
 
-def _page(about: About, lines: Sequence[Mapping[str, Any]], cells: Sequence[Cell], figures: Sequence[Figure]) -> str:
+def _page(
+    about: About,
+    lines: Sequence[Mapping[str, Any]],
+    cells: Sequence[Cell],
+    figures: Sequence[Figure],
+    folder: Path,
+    way: str,
+) -> str:
+    """`way` leads from the page to the study's folder."""
+
+    def link(name: str) -> str:
+        return quote(Path(way, name).as_posix())
+
     title = about.title or about.name
     body = [
         f"<header><h1>{html.escape(title)}</h1></header>",
@@ -56,42 +80,59 @@ def _page(about: About, lines: Sequence[Mapping[str, Any]], cells: Sequence[Cell
         body.append(
             html.warning(f"{about.trials - len(lines)} of {about.trials} runs are missing; run the study again.")
         )
-    blocks = []
+    blocks = [html.charts(figures, wide=True)] if figures else []
     for data, model in dict.fromkeys((cell.data, cell.model) for cell in cells):
-        here = [cell for cell in cells if (cell.data, cell.model) == (data, model)]
-        for epsilon in dict.fromkeys(cell.epsilon for cell in here if cell.epsilon is not None):
-            blocks.append(draw_bars(f"{data}, {model}, epsilon {epsilon:g}", _bars(here, epsilon)))
-    if figures:
-        blocks.append(html.charts(figures))
-    body.append(html.section("Methods side by side", html.text(LEGEND), *blocks))
-    rows = [
-        [
-            c.variant,
-            c.data,
-            c.model,
-            c.epsilon,
-            round(c.mean, 2),
-            c.spread and round(c.spread, 2),
-            len(c.accuracies),
-            c.published,
-        ]
-        for c in cells
-    ]
-    columns = ["method", "data", "model", "epsilon", "accuracy %", "std over seeds", "runs", "published %"]
-    body.append(
-        html.section("Summary", html.table(columns, rows, caption="press a heading to sort; no epsilon: not private"))
-    )
-    every = html.table(
-        [*COLUMNS, "run"],
-        [[line.get(column) for column in (*COLUMNS, "run")] for line in lines],
-        caption="results.jsonl, a line a run, numbers as in the file",
-    )
+        blocks += _all_bars(data, model, [cell for cell in cells if (cell.data, cell.model) == (data, model)])
+    legend = LEGEND + (" A diamond marks the source's own figure." if any(c.published for c in cells) else "")
+    body.append(html.section("Methods side by side", html.text(legend), *blocks))
+    body.append(html.section("Summary", html.text(COMPARED), _summary(cells)))
+    rows = []
+    for line in lines:
+        ledger = f"{line.get('run')}/ledger.jsonl"
+        there = (folder / ledger).is_file()
+        rows.append([*(line.get(column) for column in COLUMNS), html.Link("ledger", link(ledger)) if there else None])
+    every = html.table([*COLUMNS, "ledger"], rows, caption="results.jsonl, a line a run, numbers as in the file")
     body.append(html.section("Every run", html.details(f"{len(lines)} runs", every)))
-    files = [(name, name) for name in ("results.jsonl", "table.md")]
-    body.append(
-        html.section("Files", html.links([*files, *((f"{f.name}.png", f"report/{f.name}.png") for f in figures)]))
-    )
+    files = [(name, link(name)) for name in ("results.jsonl", "table.md") if (folder / name).is_file()]
+    pictures = [(f"report/{f.name}.png", quote(f"report/{f.name}.png")) for f in figures]
+    body.append(html.section("Files", html.links([*files, *pictures])))
     return html.page(f"Clipwise: {title}", body)
+
+
+def _summary(cells: Sequence[Cell]) -> str:
+    """Every cell of the table with what it is to be compared with, a row each."""
+    plain = {(c.data, c.model): c.mean for c in cells if c.epsilon is None}
+    rows = []
+    for c in cells:
+        without = None if c.epsilon is None else plain.get((c.data, c.model))
+        rows.append(
+            [
+                *(c.variant, c.data, c.model),
+                None if c.epsilon is None else html.Shown(c.epsilon, f"{c.epsilon:g}"),
+                *(_two(c.mean), _two(c.spread), len(c.accuracies)),
+                _two(None if without is None else without - c.mean),
+                *(_two(c.published), _two(None if c.published is None else c.mean - c.published)),
+            ]
+        )
+    kept = [n for n in range(len(SUMMARY)) if n < 7 or any(row[n] is not None for row in rows)]
+    shown = [[row[n] for n in kept] for row in rows]
+    return html.table([SUMMARY[n] for n in kept], shown, caption="press a heading to sort; no epsilon: not private")
+
+
+def _two(value: float | None) -> html.Shown | None:
+    return None if value is None else html.Shown(value, f"{value:.2f}")
+
+
+def _all_bars(data: str, model: str, cells: Sequence[Cell]) -> list[str]:
+    """The epsilon with the most seeds in full view, the others folded: a page of bars is read by nobody."""
+    seeds = {e: 0 for e in dict.fromkeys(cell.epsilon for cell in cells if cell.epsilon is not None)}
+    for cell in cells:
+        if cell.epsilon is not None:
+            seeds[cell.epsilon] += len(cell.accuracies)
+    drawn = {e: draw_bars(f"{data}, {model}, epsilon {e:g}", _bars(cells, e)) for e in seeds}
+    first = max(seeds, key=lambda e: seeds[e], default=None)
+    others = [html.details(f"{data}, {model}, epsilon {e:g}", bars) for e, bars in drawn.items() if e != first]
+    return [drawn[first], *others] if first is not None else []
 
 
 def _bars(cells: Sequence[Cell], epsilon: float) -> list[Bar]:
@@ -104,37 +145,6 @@ def _bars(cells: Sequence[Cell], epsilon: float) -> list[Bar]:
         half = cell.spread or 0.0
         guarantee = "" if cell.spent is not None or cell.epsilon is None else " (no guarantee)"
         text = f"{cell}{guarantee}"
-        bars.append(Bar(cell.variant, cell.mean, cell.mean - half, cell.mean + half, text, faint=cell.spent is None))
+        low, high = cell.mean - half, cell.mean + half
+        bars.append(Bar(cell.variant, cell.mean, low, high, text, cell.spent is None, cell.published))
     return bars
-
-
-def _figures(cells: Sequence[Cell]) -> list[Figure]:
-    """Accuracy against epsilon, where there are several."""
-    figures = []
-    for data, model in dict.fromkeys((cell.data, cell.model) for cell in cells):
-        here = [cell for cell in cells if (cell.data, cell.model) == (data, model)]
-        if len({cell.epsilon for cell in here if cell.epsilon is not None}) < 2:
-            continue
-        series = []
-        for variant in dict.fromkeys(cell.variant for cell in here if cell.epsilon is not None):
-            own = [cell for cell in here if cell.variant == variant and cell.epsilon is not None]
-            series.append(Series(variant, tuple(_point(cell) for cell in own)))
-        plain = next((cell for cell in here if cell.epsilon is None), None)
-        figures.append(
-            Figure(
-                name=f"{data}-{model}".replace("/", "-"),
-                title=f"{data}, {model}: accuracy against epsilon",
-                x_label="epsilon",
-                y_label="test accuracy",
-                series=tuple(series),
-                target=None if plain is None else Target("without privacy", plain.mean / 100),
-                percent=True,
-            )
-        )
-    return figures
-
-
-def _point(cell: Cell) -> Point:
-    half = cell.spread
-    x, y = float(cell.epsilon or 0.0), cell.mean / 100
-    return Point(x, y) if half is None else Point(x, y, y - half / 100, y + half / 100)

@@ -41,9 +41,8 @@ class Canvas:
         xs = [p.x for points in self.series for p in points]
         ys = [y for points in self.series for p in points for y in (p.y, p.low, p.high) if y is not None]
         ys += [figure.target.y] if figure.target else []
-        whole = all(x == int(x) for x in xs)  # steps and epochs: no tick between two of them
-        self.x_ticks, x_low, x_high = _axis(min(xs), max(xs), 8, tight=True, least=1.0 if whole else 0.0)
-        self.x_text = _tick_text(self.x_ticks)
+        self.x_ticks, x_low, x_high = _x_axis(xs, figure.x_log)
+        self.x_text = short if figure.x_log else _tick_text(self.x_ticks)
         self.right = width - 8 - math.ceil(LETTER / 2 * len(self.x_text(self.x_ticks[-1])))
         if figure.log:
             self.y_ticks, y_low, y_high = _log_axis(min(ys), max(ys))
@@ -59,7 +58,7 @@ class Canvas:
         self.top = 12 + (LEGEND_LINE * (1 + max((line for _, line, _ in self.legend), default=-1)))
         self.height = height + self.top - 12
         self.bottom = self.height - BOTTOM
-        self.x = _scale(x_low, x_high, self.left, self.right, log=False)
+        self.x = _scale(x_low, x_high, self.left, self.right, log=figure.x_log)
         self.y = _scale(y_low, y_high, self.bottom, self.top, log=figure.log)
 
 
@@ -106,9 +105,10 @@ def cursor_points(figure: Figure, *, width: int = 560, height: int = 280) -> str
 
 
 def _value_text(figure: Figure, label: str, point: Point) -> str:
-    show = _percent_value if figure.percent else short
-    interval = f" ({show(point.low)} to {show(point.high)})" if point.low is not None and point.high is not None else ""
-    return f"{label} {show(point.y)}{interval}"
+    show, low, high = figure.shown, point.low, point.high
+    return f"{label} {show(point.y)}" + (
+        f" ({show(low)} to {show(high)})" if low is not None and high is not None else ""
+    )
 
 
 def _series(canvas: Canvas, place: int) -> str:
@@ -177,7 +177,7 @@ def _legend(figure: Figure, left: float, right: float) -> list[_Entry]:
 def _legend_text(place: int | None, figure: Figure) -> str:
     if place is not None:
         return figure.series[place].label
-    return f"{figure.target.label} {short(figure.target.y)}" if figure.target else ""
+    return f"{figure.target.label} {figure.shown(figure.target.y)}" if figure.target else ""
 
 
 def _legend_entry(place: int | None, line: int, x: float, figure: Figure) -> str:
@@ -217,6 +217,15 @@ def _axis(
     return ticks, ticks[0], ticks[-1]
 
 
+def _x_axis(xs: Sequence[float], log: bool) -> tuple[list[float], float, float]:
+    if log and min(xs) < max(xs):
+        few = sorted(set(xs))  # the candidates themselves are the best ticks, if there is room for them
+        ticks = few if len(few) <= 10 else [t for t in _log_axis(few[0], few[-1])[0] if few[0] <= t <= few[-1]]
+        return ticks, few[0] / 1.05, few[-1] * 1.05
+    whole = all(x == int(x) for x in xs)  # steps and epochs: no tick between two of them
+    return _axis(min(xs), max(xs), 8, tight=True, least=1.0 if whole else 0.0)
+
+
 def _log_axis(low: float, high: float) -> tuple[list[float], float, float]:
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     every = max(1, math.ceil((last - first) / 8))
@@ -237,10 +246,6 @@ def _tick_text(ticks: Sequence[float]) -> Callable[[float], str]:
 
 def _percent(value: float) -> str:
     return f"{100 * value:.3g} %"
-
-
-def _percent_value(value: float) -> str:
-    return f"{100 * value:.2f} %"
 
 
 def _n(value: float) -> str:

@@ -1,10 +1,14 @@
-"""Commands side by side, each in a process of its own that prints one JSON value; none is left behind."""
+"""Python modules side by side, each in a process of its own that prints one JSON value; none is left behind.
+
+Each process is held by a pipe (see leash.py): it ends with this one, also where this one is killed outright.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,16 +32,18 @@ class Ended:
 def side_by_side(
     tasks: Sequence[Task], command: Callable[[Task], list[str]], jobs: int
 ) -> Iterator[tuple[Task, Ended]]:
-    """Each task with its end, in the order in which they end. `command` prepares a task just before it starts."""
+    """Each task with its end, in the order in which they end. `command` prepares a task just before it starts, and gives
+    the module that runs it, and its words."""
     threads = max(1, (os.cpu_count() or 1) // jobs)
     living: set[subprocess.Popen[str]] = set()
     stop = threading.Event()
     pool = ThreadPoolExecutor(jobs)
+    leash, held = os.pipe()  # `held` is never inherited, so that it closes with this process alone
 
     def run(task: Task) -> tuple[Task, Ended]:
         if stop.is_set():
             return task, Ended(None, "stopped", False, 0.0)
-        return task, _run(command(task), threads, living)
+        return task, _run(command(task), threads, living, leash)
 
     try:
         waiting: set[Future[tuple[Task, Ended]]] = {pool.submit(run, task) for task in tasks}
@@ -50,13 +56,16 @@ def side_by_side(
         for process in list(living):
             process.terminate()
         pool.shutdown(cancel_futures=True)
+        os.close(held)
+        os.close(leash)
 
 
-def _run(command: list[str], threads: int, living: set[subprocess.Popen[str]]) -> Ended:
+def _run(module: list[str], threads: int, living: set[subprocess.Popen[str]], leash: int) -> Ended:
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     start = time.perf_counter()
+    command = [sys.executable, "-m", "clipwise.study.leash", *module]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, env=environment
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=leash, text=True, env=environment
     )
     living.add(process)
     output, messages = process.communicate()

@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,35 +37,48 @@ class Outcome:
     seconds: float
 
 
-def run_study(
-    study: Study,
-    folder: Path,
-    *,
-    jobs: int,
-    on_start: Callable[[int, int], None],
-    on_outcome: Callable[[Outcome], None],
-) -> tuple[list[dict[str, Any]], list[Outcome]]:
-    """Run what is missing. Returns the lines of all finished trials of this study, and the failures of this call.
+class Watcher:
+    """Hears how a study goes; this one does not listen. `began` is called from other threads."""
 
-    `on_start` hears how many trials were done before, and how many there are.
-    """
+    def start(self, done: Sequence[Mapping[str, Any]]) -> None:
+        """Before the first run, with the lines of those that were done before."""
+
+    def began(self, trial: Trial) -> None: ...
+
+    def ended(self, outcome: Outcome) -> None: ...
+
+
+def run_study(
+    study: Study, folder: Path, *, jobs: int, watcher: Watcher | None = None
+) -> tuple[list[dict[str, Any]], list[Outcome]]:
+    """Run what is missing. Returns the lines of all finished trials of this study, and the failures of this call."""
     validate.count("jobs", jobs)
+    watcher = watcher or Watcher()
     folder.mkdir(parents=True, exist_ok=True)
     with _only_one(folder):
         wanted = {trial.id: trial for trial in study.trials}
         done = {line["id"]: line for line in read_results(folder / "results.jsonl") if line["id"] in wanted}
-        on_start(len(done), len(wanted))
+        watcher.start([done[id_] for id_ in wanted if id_ in done])
         missing = [trial for id_, trial in wanted.items() if id_ not in done]
         failures = []
-        for outcome in _side_by_side(missing, folder, jobs):
+        for outcome in _side_by_side(missing, folder, jobs, watcher):
             if outcome.line is None:
                 failures.append(outcome)
                 append_line(folder / "failures.jsonl", {"id": outcome.trial.id, "error": outcome.error})
             else:
                 done[outcome.trial.id] = dict(outcome.line)
                 append_line(folder / "results.jsonl", outcome.line)
-            on_outcome(outcome)
+            watcher.ended(outcome)
     return [done[id_] for id_ in wanted if id_ in done], failures
+
+
+def accuracy_so_far(folder: Path, trial: Trial) -> tuple[int, float] | None:
+    """The last epoch that a run under way has ended, and its accuracy on test data."""
+    try:
+        line = json.loads((_run_folder(trial, folder) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+        return int(line["epoch"]), float(line["accuracy"])
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        return None  # no epoch has ended yet, or there is no test data
 
 
 def read_results(path: Path) -> list[dict[str, Any]]:
@@ -90,8 +102,12 @@ def read_results(path: Path) -> list[dict[str, Any]]:
     return results
 
 
-def _side_by_side(trials: list[Trial], folder: Path, jobs: int) -> Iterator[Outcome]:
-    for trial, ended in side_by_side(trials, lambda trial: _command(trial, folder), jobs):
+def _side_by_side(trials: list[Trial], folder: Path, jobs: int, watcher: Watcher) -> Iterator[Outcome]:
+    def command(trial: Trial) -> list[str]:
+        watcher.began(trial)
+        return _command(trial, folder)
+
+    for trial, ended in side_by_side(trials, command, jobs):
         if ended.result is None:
             yield Outcome(trial, None, ended.error, ended.seconds)
         else:
@@ -100,13 +116,17 @@ def _side_by_side(trials: list[Trial], folder: Path, jobs: int) -> Iterator[Outc
 
 
 def _command(trial: Trial, folder: Path) -> list[str]:
-    run = folder / "runs" / trial.id
+    run = _run_folder(trial, folder)
     if run.exists():
         shutil.rmtree(run)  # it has no line of results, so it never ended
     config = _config_file(trial, folder)
     config.parent.mkdir(exist_ok=True)
     config.write_text(trial.config.to_toml(), encoding="utf-8")
-    return [sys.executable, "-m", "clipwise.cli", "train", "--config", str(config), "--out", str(run), "--json"]
+    return ["clipwise.cli", "train", "--config", str(config), "--out", str(run), "--json"]
+
+
+def _run_folder(trial: Trial, folder: Path) -> Path:
+    return folder / "runs" / trial.id
 
 
 def _config_file(trial: Trial, folder: Path) -> Path:

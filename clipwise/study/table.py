@@ -73,24 +73,38 @@ def summarise(about: About, lines: Iterable[Mapping[str, Any]]) -> list[Cell]:
 def to_markdown(about: About, lines: Sequence[Mapping[str, Any]]) -> str:
     cells = summarise(about, lines)
     parts = [f"# {about.title or about.name}", "", *(f"- {fact}" for fact in facts(about, lines)), "", LEGEND, ""]
+    if any(cell.published is not None for cell in cells):
+        parts[-2] += " In brackets: the source's own figure."
     for data, model in dict.fromkeys((cell.data, cell.model) for cell in cells):
         here = [cell for cell in cells if (cell.data, cell.model) == (data, model)]
         parts += [f"## {data}, {model}", "", *_grid(here), ""]
+        if not any(cell.epsilon is None for cell in here):
+            parts += ["No run without privacy is part of this table.", ""]
     return "\n".join(parts).rstrip() + "\n"
 
 
 def facts(about: About, lines: Sequence[Mapping[str, Any]]) -> list[str]:
     """How it was made and what it compares with, a sentence each."""
     said = [f"Made by `{about.command}`: {len(lines)} of {about.trials} runs, clipwise {_versions(lines)}."]
-    said.append(f"Compares with: {about.source}." if about.source else "Compares with nothing published.")
-    if about.differs:
-        said.append(f"What differs: {about.differs}.")
-    return [*said, f"Tuning: {about.tuning}."]
+    if about.source:
+        said += [f"Compares with: {about.source}.", *([f"What differs: {about.differs}."] if about.differs else [])]
+    else:
+        said.append(f"Compares with nothing published{f': {about.differs}' if about.differs else ''}.")
+    cost = {
+        "none": "Tuning: none",
+        "charged": "Tuning: charged (its cost is part of epsilon)",
+        "not charged": "Tuning: not charged (epsilon is that of each run alone)",
+    }.get(about.tuning_cost, "Tuning: not said whether it is charged")
+    return [*said, f"{cost}; {about.tuning}." if about.tuning else f"{cost}."]
+
+
+def heading(epsilon: float | None) -> str:
+    return NOT_PRIVATE if epsilon is None else f"epsilon {epsilon:g}"
 
 
 def _grid(cells: Sequence[Cell]) -> list[str]:
     epsilons = sorted({cell.epsilon for cell in cells}, key=_rank)
-    heads = [NOT_PRIVATE if epsilon is None else f"epsilon {epsilon:g}" for epsilon in epsilons]
+    heads = [heading(epsilon) for epsilon in epsilons]
     rows = [f"| method | {' | '.join(heads)} |", f"| --- |{' --- |' * len(heads)}"]
     for variant in dict.fromkeys(cell.variant for cell in cells):
         of = {cell.epsilon: cell for cell in cells if cell.variant == variant}

@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 import os
 import shutil
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -128,7 +127,7 @@ def _run_all(
         spec.write_text(Spec(config, str(run), part(trial)).to_json(), encoding="utf-8")
         tries[trial.number] += 1
         append_line(ledger, {"id": f"{trial.number}", "event": "started", "options": dict(trial.candidate.chosen)})
-        return [sys.executable, "-m", "clipwise.tuning.trial", str(spec)]
+        return ["clipwise.tuning.trial", str(spec)]
 
     waiting, done = list(trials), 0
     while waiting:

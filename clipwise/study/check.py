@@ -1,0 +1,76 @@
+"""What can be known to fail is refused before the first run of a study starts: method, model, and the data itself.
+
+Files of a built-in data set are checked against their sha256. A file of one's own is read, as a run would read it, so
+that a missing file, records of the wrong shape or labels that are no whole numbers are said at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+
+from clipwise import validate
+from clipwise.clipping import make_method
+from clipwise.config import TrainConfig
+from clipwise.data import get_source, is_file, load
+from clipwise.data.source import DataSet, Source
+from clipwise.models import MODELS, get_architecture, records_of
+from clipwise.report.tensorboard import require_tensorboard
+from clipwise.study.definition import Trial
+from clipwise.types import BadArgument
+
+_Read = dict[str, DataSet | Source]
+
+
+def check_trials(trials: Iterable[Trial]) -> None:
+    read: _Read = {}
+    built: set[str] = set()
+    for trial in trials:
+        try:
+            _check(trial.config, read, built)
+        except BadArgument as error:
+            raise BadArgument(f"variant {trial.variant!r}: {error}") from error
+
+
+def _check(config: TrainConfig, read: _Read, built: set[str]) -> None:
+    if config.epsilon != math.inf:
+        make_method(config.method, **config.method_options)
+    if config.model is not None:
+        validate.choice("model", config.model, MODELS)
+    if config.tensorboard:
+        require_tensorboard()
+    key = repr((config.data, config.label, config.classes, config.ranges, config.test_fraction))
+    if key not in read:
+        read[key] = _own(config) if is_file(config.data) else _registered(config.data)
+    data = read[key]
+    if isinstance(data, DataSet):
+        config.resolved(data)
+    architecture = get_architecture(config.model or data.recipe.model)
+    if f"{architecture.name} {key}" not in built and not architecture.weights.needed:
+        with torch.random.fork_rng(devices=()), torch.device("meta"):
+            architecture.build(records_of(data), None)  # refuses records that it does not fit; nothing is allocated
+        built.add(f"{architecture.name} {key}")
+
+
+def _own(config: TrainConfig) -> DataSet:
+    return load(
+        config.data,
+        label=config.label,
+        classes=config.classes,
+        ranges=config.ranges,
+        test_fraction=config.test_fraction,
+        vocabulary=config.vocabulary,
+    )
+
+
+def _registered(name: str) -> Source:
+    source = get_source(name)
+    found = source.find()
+    if found is None:
+        raise BadArgument(
+            f"data={name!r} is not here; to get it: {source.how_to_get}; or name the folder that has it in CLIPWISE_DATA"
+        )
+    source.check(found)
+    return source
