@@ -1,7 +1,12 @@
 """Searches from end to end: what runs is what was planned, what is charged covers it, and what must stay secret does."""
 
+import itertools
 import json
 import math
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +17,18 @@ from clipwise.accounting import Ledger, epsilon
 from clipwise.cli import output
 from clipwise.data import load
 from clipwise.study.processes import Ended
-from clipwise.tuning import runner
+from clipwise.tuning.executors import EXECUTORS
+from clipwise.tuning.runner import finish
 from clipwise.tuning.search import prepare
-from clipwise.tuning.trial import Part, Spec, pieces, run_trial
+from clipwise.tuning.trial import Part, Spec, count_errors, pieces, run_trial
 from clipwise.types import BadArgument, ClipwiseError
 
 OPTIONS = {"data": "digits", "model": "linear", "epochs": 1, "batch": 256}
 RATES = {"lr": [0.0001, 0.5]}
+
+
+class Cut(BaseException):
+    """The whole search is killed."""
 
 
 class InProcess:
@@ -28,7 +38,7 @@ class InProcess:
         self.specs, self.killed = [], killed or {}
 
     def __call__(self, tasks, command, jobs):
-        assert jobs >= 1
+        assert jobs in (None, 1)
         for task in tasks:
             spec = Spec.read(Path(command(task)[-1]))
             self.specs.append(spec)
@@ -41,7 +51,15 @@ class InProcess:
             if how == "never":
                 yield task, Ended(None, "broken", False, 0.1)
                 continue
+            if how == "cut early":
+                Path(spec.out).mkdir()
+                raise Cut
             outcome = json.loads(json.dumps(output.finite(run_trial(spec))))
+            if how == "cut late":
+                (Path(spec.out) / "statement.json").unlink()  # its last file
+                raise Cut
+            if how == "cut unheard":
+                raise Cut
             if how == "late":
                 yield task, Ended(None, "killed", True, 0.1)
                 continue
@@ -52,7 +70,7 @@ class InProcess:
 def in_process(monkeypatch):
     def use(killed=None):
         executor = InProcess(killed)
-        monkeypatch.setattr(runner, "side_by_side", executor)
+        monkeypatch.setitem(EXECUTORS, "local", executor)
         return executor
 
     return use
@@ -99,7 +117,7 @@ def test_repeat_select_shows_the_winner_alone(in_process, tmp_path):
     assert "secret" in shown
     assert not shown & {"search.jsonl", "trials"}
     assert (tmp_path / "out" / "secret").stat().st_mode & 0o077 == 0
-    assert len(lines(tmp_path / "out" / "secret" / "search.jsonl")) == 1 + 2 * len(executor.specs)
+    assert len(lines(tmp_path / "out" / "secret" / "search.jsonl")) == 3 + 2 * len(executor.specs)
     assert "must not be shown" in (tmp_path / "out" / "statement.md").read_text()
     # A record trains or scores, and both are calibrated to the same total.
     plan = tuned.plan
@@ -186,6 +204,123 @@ def test_a_killed_run_goes_again_unless_it_was_seen(in_process, tmp_path):
     in_process({1: "never", 2: "never"})
     with pytest.raises(ClipwiseError, match="every run failed"):
         clipwise.tune(OPTIONS, RATES, epsilon=3.0, out=str(tmp_path / "never"))
+
+
+def test_a_cut_search_goes_on(in_process, tmp_path):
+    rates = {"lr": [0.0001, 0.5, 0.3]}
+
+    def tune(out, killed=None, **changes):
+        executor = in_process(killed)
+        options = {**OPTIONS, "seed": 5, **changes}
+        try:
+            return executor, clipwise.tune(options, rates, epsilon=3.0, out=str(tmp_path / out))
+        except Cut:
+            return executor, None
+
+    _, whole = tune("whole")
+    for how, runs in {"cut early": 2, "cut late": 1, "cut unheard": 1}.items():
+        first, nothing = tune(how, {2: how})
+        assert len(first.specs) == 2
+        assert nothing is None
+        assert not (tmp_path / how / "result.json").exists()
+        with pytest.raises(BadArgument, match=r"another plan: noise_multiplier was .* give the same options"):
+            tune(how, epochs=2)
+        again, tuned = tune(how)
+        assert len(again.specs) == runs, "what had ended, or was seen, is not repeated"
+        assert tuned.chosen == ({"lr": 0.3} if how == "cut late" else whole.chosen)  # what was seen has no score
+        events = [line.get("event", "") for line in lines(tmp_path / how / "search.jsonl") if line["id"] == "1"]
+        assert (
+            events
+            == {
+                "cut early": ["started", "started", "ended"],
+                "cut late": ["started", "failed, and charged"],
+                "cut unheard": ["started", "ended"],
+            }[how]
+        )
+        # Whatever happened: three runs are charged, and they cost what was planned for three.
+        assert epsilon(charged(tmp_path / how / "trials"), tuned.plan.delta).value == pytest.approx(
+            tuned.result["epsilon"], rel=1e-9
+        )
+        with pytest.raises(BadArgument, match="exists already"):  # it is finished now
+            tune(how)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"strategy": "exponential"},
+        {"strategy": "repeat-select", "score": "held-out", "mean_runs": 3.0},
+        {"score": "held-out"},
+        {"strategy": "public", "public_data": "digits"},
+    ],
+)
+def test_going_on_draws_scores_and_chooses_once(in_process, tmp_path, how, monkeypatch):
+    """Cut at every step it can be cut at, a search comes to the same end as one that was not, with the same seed."""
+    options = {**OPTIONS, "batch": 64, "seed": 10}
+    executor = in_process()
+    whole = clipwise.tune(options, RATES, epsilon=4.0, out=str(tmp_path / "whole"), **how)
+    total = len(executor.specs)
+    secret = "secret" if how.get("strategy") == "repeat-select" else "."
+    scores, ends = [], iter([cut, finish])  # the first time, it is cut between the choice and its copy
+    monkeypatch.setattr("clipwise.tuning.runner.finish", lambda *about: next(ends)(*about))
+    for attempt in range(2 * total + 2):
+        in_process({1: ("cut early", "cut unheard")[attempt % 2]})
+        try:
+            tuned = clipwise.tune(options, RATES, epsilon=4.0, out=str(tmp_path / "cut"), **how)
+            break
+        except Cut:
+            scores.append(
+                {
+                    line["id"]: line["score"]
+                    for line in lines(tmp_path / "cut" / secret / "search.jsonl")
+                    if "score" in line
+                }
+            )
+    else:
+        pytest.fail("it never came to an end")
+    ledger = lines(tmp_path / "cut" / secret / "search.jsonl")
+    assert [line["id"] for line in ledger].count("drawn") == [line["id"] for line in ledger].count("chosen") == 1
+    for before, after in itertools.pairwise(scores):
+        assert before.items() <= after.items(), "a score is noised once"
+    assert tuned.chosen == whole.chosen
+    assert tuned.result["accuracy"] == whole.result["accuracy"]
+    if tuned.plan.score_noise is not None:
+        noise = {spec.out: scores[-1][Path(spec.out).name] + count_errors(spec) for spec in executor.specs}
+        values = sorted(noise.values())
+        assert min(np.diff(values)) > 1e-6, "no two scores share noise"
+        assert max(np.abs(values)) < 8 * tuned.plan.score_noise
+
+
+def cut(*_):
+    raise Cut
+
+
+def test_a_search_that_was_really_killed_goes_on(tmp_path):
+    """SIGKILL to the search alone: the run under way ends with it, and the same command does the rest."""
+    out = tmp_path / "out"
+    words = (
+        "tune --data digits --model linear --epochs 1 --batch 4 --search lr=0.1,0.5 --epsilon 8 --jobs 1 --yes --json"
+    )
+    command = [sys.executable, "-m", "clipwise.cli", *words.split(), "--out", str(out)]
+    search = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    deadline = time.monotonic() + 120
+    while not (out / "trials" / "1" / "ledger.jsonl").exists() and time.monotonic() < deadline:
+        assert search.poll() is None
+        time.sleep(0.01)
+    search.kill()
+    search.wait()
+    before = lines(out / "search.jsonl")
+    assert [line["id"] for line in before if line.get("event") == "ended"] == ["0"]
+    first = (out / "trials" / "0" / "model.safetensors").read_bytes()
+    assert not (out / "trials" / "1" / "metrics.jsonl").exists(), "it was to be killed in its first epoch"
+    ended = subprocess.run(command, capture_output=True, check=True, start_new_session=True)
+    with pytest.raises(ProcessLookupError):
+        os.killpg(search.pid, 0)  # the orphan is gone
+    assert (out / "trials" / "0" / "model.safetensors").read_bytes() == first
+    events = [line["event"] for line in lines(out / "search.jsonl") if line["id"] == "1"]
+    assert events == ["started", "started", "ended"]
+    result = json.loads(ended.stdout)
+    assert epsilon(charged(out / "trials"), result["delta"]).value == pytest.approx(result["epsilon"], rel=1e-9)
 
 
 def test_draws_of_optuna_do_not_look_at_scores():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -59,17 +60,23 @@ def tune(
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Of each run, for a plan without data.")] = None,
     jobs: Annotated[int | None, typer.Option(help="Runs at once; by default, one a core.")] = None,
+    executor: Annotated[str, typer.Option(help="Where they run: local (this machine) or ray (a cluster).")] = "local",
     yes: Annotated[bool, typer.Option("--yes", help="Spend the budget without asking.")] = False,
-    out: Annotated[str | None, typer.Option(help="The folder of the search; it must not exist yet.")] = None,
+    out: Annotated[
+        str | None, typer.Option(help="The folder of the search, a new one; or one that was cut, which goes on.")
+    ] = None,
     as_json: output.JsonOption = False,
 ) -> None:
-    """Find good options within a total budget that pays for the search as well."""
+    """Find good options within a total budget that pays for the search as well; killed, it goes on where it stopped."""
     from clipwise.cli.train import merged, parse_option
     from clipwise.config import read_config
     from clipwise.tuning.candidates import parse_axis
+    from clipwise.tuning.executors import get_executor
+    from clipwise.tuning.record import is_cut
     from clipwise.tuning.runner import run
     from clipwise.tuning.search import prepare
 
+    get_executor(executor)  # refused now, before data is read
     given: dict[str, Any] = {
         "data": data,
         "model": model,
@@ -124,9 +131,12 @@ def tune(
     def on_end(done: int, total: int) -> None:
         console.print(f"[{done}/{total}] runs have ended", highlight=False, markup=False)
 
+    if out is not None and is_cut(Path(out)):
+        console.print(f"{out} holds a search that was cut; it goes on, and nothing is charged twice", highlight=False)
     if not plan.strategy.losers_are_public:
         console.print("running; how many runs there are stays secret", highlight=False)
-    tuned = run(prepared, out=out, jobs=jobs, on_end=on_end)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the runs under way, as Ctrl-C does
+    tuned = run(prepared, out=out, jobs=jobs, executor=executor, on_end=on_end)
     if as_json:
         output.print_json(tuned.result)
         return

@@ -14,6 +14,7 @@ from clipwise.report.bars import Bar, draw_bars
 from clipwise.report.figures import Figure, number, short, wilson
 from clipwise.report.grouped_bars import BarSeries, GroupedBars
 from clipwise.report.run_record import RunRecord
+from clipwise.report.search import search_section
 from clipwise.report.statement import shown_epsilon
 
 MOST_BARS = 40  # groups that a picture still shows
@@ -31,8 +32,12 @@ def run_page(record: RunRecord, figures: list[Figure], *, beside: Path) -> str:
         f'<div class="statement">{_statement(record, summary)}</div>',
         html.tiles(_tiles(record, summary)),
     ]
+    if record.search is not None:
+        body.append(search_section(record.search))
     if figures:
         hint = "" if "epsilon" in {f.name for f in figures} else "Epsilon is infinite throughout, and so has no chart. "
+        if record.search is not None:
+            hint += "These are the chosen run's own, without the search: epsilon here is that of one run. "
         hint += "Values appear under the pointer; with the keyboard, focus a chart and use the arrow keys."
         body.append(html.section("Over the run", html.text(hint), html.charts(figures)))
     body += _by_group(record)
@@ -82,6 +87,8 @@ def _epsilon(record: RunRecord, summary: Mapping[str, Any]) -> tuple[str, str]:
         return ("infinite", "no guarantee") if known else ("not known", "no result and no good ledger")
     delta = "" if summary["delta"] is None else f"at delta {summary['delta']:g}"
     more = delta if record.finished else f"{delta}, from the ledger"
+    if record.search is not None and record.finished:
+        more += ", search included" if record.search.charged else ", SEARCH NOT CHARGED"
     return shown_epsilon(summary["epsilon"]), more
 
 

@@ -13,10 +13,13 @@ from typing import Any
 from clipwise.accounting import ACCOUNTANTS
 from clipwise.accounting.ledger import Ledger, LedgerError
 from clipwise.report.figures import number, wilson
+from clipwise.report.search import SearchRecord
 from clipwise.types import BadArgument
 
 FILES = (
     "statement.md",
+    "plan.json",
+    "search.jsonl",
     "ledger.jsonl",
     "config.toml",
     "metrics.jsonl",
@@ -25,6 +28,7 @@ FILES = (
     "predictions.npz",
     "model.safetensors",
 )
+_ANY_OF = ("config.toml", "result.json", "metrics.jsonl", "ledger.jsonl", "plan.json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +41,7 @@ class RunRecord:
     statement: str | None
     charged: tuple[int, float | None] | None  # steps, and epsilon where no result states it; None without a good ledger
     problems: tuple[str, ...]
+    search: SearchRecord | None = None  # that chose the options of this run
 
     @property
     def finished(self) -> bool:
@@ -48,6 +53,7 @@ class RunRecord:
 
     @property
     def target_epsilon(self) -> float | None:
+        """Of the run's own chart; a tuned run's budget is that of its search, which the chart does not show."""
         return number(self.config.get("epsilon"))
 
     @property
@@ -83,6 +89,7 @@ class RunRecord:
             "steps": self.result.get("steps", self.charged[0] if self.charged else last.get("step")),
             "noise_multiplier": number(self.result.get("noise_multiplier", last.get("noise_multiplier"))),
             "last": dict(last),
+            **({} if self.search is None else {"tuning": dict(self.search.plan), "chosen": self.search.chosen}),
         }
 
 
@@ -91,7 +98,7 @@ def read_run(path: str | Path) -> RunRecord:
     if not path.is_dir():
         found = "is not a folder" if path.exists() else "does not exist"
         raise BadArgument(f"run={str(path)!r} {found}; give the folder that `clipwise train` made (see its --out)")
-    if not any((path / name).is_file() for name in ("config.toml", "result.json", "metrics.jsonl", "ledger.jsonl")):
+    if not any((path / name).is_file() for name in _ANY_OF):
         raise BadArgument(
             f"run={str(path)!r} holds none of a run's files (config.toml, metrics.jsonl, result.json, ledger.jsonl); "
             "give the folder that `clipwise train` made"
@@ -100,11 +107,18 @@ def read_run(path: str | Path) -> RunRecord:
     config = _toml(path / "config.toml")
     lines = _lines(path / "metrics.jsonl")
     result = _object(path / "result.json", _text(path / "result.json") or "{}", "the file")
+    search = _search(path, result)
+    if search is not None and (warning := search.warning()):
+        problems.append(warning)
     if "error" in result:
         problems.append(f"The run failed: {result.get('kind', 'error')}: {result['error']}")
+    elif not result and search is not None:
+        problems.append(
+            "The search has not ended, or it was killed; the same command with the same --out goes on with it."
+        )
     elif not result:
         problems.append("There is no result.json: the run has not finished, or it was killed.")
-    if not lines:
+    if not lines and (search is None or result):
         problems.append("There are no metrics: the run did not complete an epoch.")
     charged = _charged(path / "ledger.jsonl", config, result, problems)
     return RunRecord(
@@ -116,6 +130,17 @@ def read_run(path: str | Path) -> RunRecord:
         statement=_text(path / "statement.md"),
         charged=charged,
         problems=tuple(problems),
+        search=search,
+    )
+
+
+def _search(path: Path, result: Mapping[str, Any]) -> SearchRecord | None:
+    """The search that left this folder; the part of it that is secret is not looked at."""
+    plan = _object(path / "plan.json", _text(path / "plan.json") or "{}", "the file")
+    if not plan:
+        return None
+    return SearchRecord(
+        plan, () if plan.get("runs_are_secret") else _lines(path / "search.jsonl"), result.get("chosen")
     )
 
 

@@ -37,6 +37,7 @@ class Statement:
     ledger: str
     ledger_head: str
     tuning: str = "nothing was tuned on this data by Clipwise; runs made before this one are not counted here"
+    searched: tuple[str, ...] = ()  # options whose choice is covered by epsilon
     figures_by_group: str = "none were computed by Clipwise"
     unsafe_diagnostics: bool = False
     notes: tuple[str, ...] = ()
@@ -112,10 +113,13 @@ class Statement:
             ("software", self.versions),
         ]
 
+    def _but_searched(self) -> str:
+        return f" (other than {', '.join(self.searched)}, whose choice epsilon covers)" if self.searched else ""
+
     def _limits(self) -> list[str]:
         limits = [
-            "Architecture, hyper-parameters, the number of steps and the code were chosen outside the guarantee; if they were chosen by looking at "
-            "this data, that choice is not covered.",
+            f"Architecture, hyper-parameters{self._but_searched()}, the number of steps and the code were chosen outside the guarantee; if they were "
+            "chosen by looking at this data, that choice is not covered.",
             "Accuracy and other figures on test data are functions of the test data, which this statement does not protect.",
             "Losses, outputs and gradients that the training loop itself printed or stored are not covered; Clipwise releases only noised gradients.",
             "Sums and noise are floating-point numbers: attacks on their last bits (Mironov 2012) are outside the guarantee.",

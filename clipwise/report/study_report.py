@@ -15,7 +15,8 @@ from clipwise.report.plots import png
 from clipwise.report.study_figures import study_figures
 from clipwise.run_folder import RunFolder
 from clipwise.study import About, Cell, read_results, summarise
-from clipwise.study.table import LEGEND, facts
+from clipwise.study.table import facts, legend
+from clipwise.study.tuning_table import tuning_section
 from clipwise.types import BadArgument
 
 COLUMNS = ("variant", "data", "model", "target_epsilon", "epsilon", "accuracy", "noise_multiplier", "steps", "seed")
@@ -83,9 +84,11 @@ def _page(
     blocks = [html.charts(figures, wide=True)] if figures else []
     for data, model in dict.fromkeys((cell.data, cell.model) for cell in cells):
         blocks += _all_bars(data, model, [cell for cell in cells if (cell.data, cell.model) == (data, model)])
-    legend = LEGEND + (" A diamond marks the source's own figure." if any(c.published for c in cells) else "")
-    body.append(html.section("Methods side by side", html.text(legend), *blocks))
+    words = legend(lines) + (" A diamond marks the source's own figure." if any(c.published for c in cells) else "")
+    body.append(html.section("Methods side by side", html.text(words), *blocks))
     body.append(html.section("Summary", html.text(COMPARED), _summary(cells)))
+    if searched := tuning_section(lines):
+        body.append(f'<section class="statement">{html.markdown(chr(10).join(searched))}</section>')
     rows = []
     for line in lines:
         ledger = f"{line.get('run')}/ledger.jsonl"

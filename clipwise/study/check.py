@@ -19,6 +19,7 @@ from clipwise.data.source import DataSet, Source
 from clipwise.models import MODELS, get_architecture, records_of
 from clipwise.report.tensorboard import require_tensorboard
 from clipwise.study.definition import Trial
+from clipwise.study.shared import check_share
 from clipwise.types import BadArgument
 
 _Read = dict[str, DataSet | Source]
@@ -30,6 +31,8 @@ def check_trials(trials: Iterable[Trial]) -> None:
     for trial in trials:
         try:
             _check(trial.config, read, built)
+            if trial.share is not None:
+                check_share(trial)
         except BadArgument as error:
             raise BadArgument(f"variant {trial.variant!r}: {error}") from error
 

@@ -16,6 +16,7 @@
     name = "fixed, C = 0.1"
     method = "fixed"
     method_options = { threshold = 0.1 }
+    tuning = { strategy = "grid-rdp", candidates = 10 }  # epsilon pays for this search; one candidate is run (docs/tuning.md)
     published = { "1" = 95.1, "3" = 97.2 }  # the source's own figures in per cent, by epsilon
     published_gap = { "1" = 9.4 }            # and its privacy cost gap (see `clipwise fairness`)
 
@@ -41,13 +42,15 @@ from typing import Any
 
 from clipwise import validate
 from clipwise.config import TrainConfig, make_config
+from clipwise.tuning.share import Share
 from clipwise.types import BadArgument
 
 _FACTS = {"title": "", "source": "", "differs": "", "minutes": 0, "tuning_cost": "not said", "tuning": ""}
 _KEYS = {*_FACTS, "common", "grid", "variant", "picture", "quick"}
 _COSTS = ("none", "charged", "not charged", "not said")
 _ABOUT = "study.json"
-_OWN = {"name", "published", "published_gap"}  # of a variant, beside options
+NOT_CHARGED = " (SEARCH NOT CHARGED)"
+_OWN = {"name", "tuning", "published", "published_gap"}  # of a variant, beside options
 
 
 @dataclass(frozen=True)
@@ -58,10 +61,13 @@ class Trial:
     config: TrainConfig
     published: Mapping[str, float] = field(default_factory=dict)
     published_gap: Mapping[str, float] = field(default_factory=dict)  # privacy cost gap, for `clipwise fairness`
+    share: Share | None = None  # of its epsilon, where that pays for a search
 
     @property
     def id(self) -> str:
         options = self.config.model_dump(exclude={"out", "tensorboard"}, exclude_none=True)
+        if self.share is not None:
+            options["tuning"] = asdict(self.share)
         written = json.dumps(options, sort_keys=True, default=str)  # inf and nan read as such, which is enough here
         return hashlib.sha256(written.encode()).hexdigest()[:12]
 
@@ -207,6 +213,9 @@ def _trials(path: Path, common: dict[str, Any], grid: dict[str, Any], variant: d
     for key, values in free.items():
         if not isinstance(values, list) or not values:
             raise BadArgument(f"study={str(path)!r}: grid.{key}={values!r} is not a list of values; write [{values!r}]")
+    share = Share.read(variant["tuning"], f"study={str(path)!r}, variant {name!r}") if "tuning" in variant else None
+    if share is not None and share.uncharged:
+        name += NOT_CHARGED  # in the name, so that no table, picture or page can leave it out
     trials = []
     for chosen in itertools.product(*free.values()):
         options = {**common, **dict(zip(free, chosen, strict=True)), **own}
@@ -221,8 +230,12 @@ def _trials(path: Path, common: dict[str, Any], grid: dict[str, Any], variant: d
                 f"study={str(path)!r}, variant {name!r}: no epsilon, and methods are compared at equal ones; add it to "
                 "[common] or [grid], or epsilon = inf to the variant without privacy"
             )
-        known = [_by_epsilon(variant, key, path) for key in ("published", "published_gap")]
-        trials.append(Trial(name, config, *known))
+        published, gap = (_by_epsilon(variant, key, path) for key in ("published", "published_gap"))
+        if share is not None and config.epsilon == float("inf"):
+            raise BadArgument(
+                f"study={str(path)!r}, variant {name!r}: tuning with epsilon = inf: there is no budget to share; leave tuning out"
+            )
+        trials.append(Trial(name, config, published, gap, share))
     return trials
 
 

@@ -43,7 +43,7 @@ def side_by_side(
     def run(task: Task) -> tuple[Task, Ended]:
         if stop.is_set():
             return task, Ended(None, "stopped", False, 0.0)
-        return task, _run(command(task), threads, living, leash)
+        return task, run_module(command(task), threads, leash, living)
 
     try:
         waiting: set[Future[tuple[Task, Ended]]] = {pool.submit(run, task) for task in tasks}
@@ -60,7 +60,9 @@ def side_by_side(
         os.close(leash)
 
 
-def _run(module: list[str], threads: int, living: set[subprocess.Popen[str]], leash: int) -> Ended:
+def run_module(module: list[str], threads: int, leash: int, living: set[subprocess.Popen[str]] | None = None) -> Ended:
+    """Run one to its end. `leash` is the reading end of a pipe that closes with this process; `living` holds the process."""
+    living = set() if living is None else living
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     start = time.perf_counter()
     command = [sys.executable, "-m", "clipwise.study.leash", *module]

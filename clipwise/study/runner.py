@@ -17,14 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from clipwise import __version__, validate
+from clipwise.locks import Held, holding
 from clipwise.study.definition import Study, Trial
 from clipwise.study.processes import side_by_side
+from clipwise.study.shared import shared_plan
+from clipwise.tuning.share import one_of
 from clipwise.types import BadArgument
-
-try:
-    import fcntl
-except ImportError:  # not a POSIX system: no lock between processes
-    fcntl = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ def run_study(
     validate.count("jobs", jobs)
     watcher = watcher or Watcher()
     folder.mkdir(parents=True, exist_ok=True)
-    with _only_one(folder):
+    with only_one(folder, "study"):
         wanted = {trial.id: trial for trial in study.trials}
         done = {line["id"]: line for line in read_results(folder / "results.jsonl") if line["id"] in wanted}
         watcher.start([done[id_] for id_ in wanted if id_ in done])
@@ -112,7 +110,7 @@ def _side_by_side(trials: list[Trial], folder: Path, jobs: int, watcher: Watcher
             yield Outcome(trial, None, ended.error, ended.seconds)
         else:
             _config_file(trial, folder).unlink()  # the run folder has its own
-            yield Outcome(trial, _line(trial, ended.result, ended.seconds), None, ended.seconds)
+            yield _outcome(trial, ended.result, ended.seconds)
 
 
 def _command(trial: Trial, folder: Path) -> list[str]:
@@ -121,7 +119,8 @@ def _command(trial: Trial, folder: Path) -> list[str]:
         shutil.rmtree(run)  # it has no line of results, so it never ended
     config = _config_file(trial, folder)
     config.parent.mkdir(exist_ok=True)
-    config.write_text(trial.config.to_toml(), encoding="utf-8")
+    asked = trial.config if trial.share is None else one_of(shared_plan(trial))
+    config.write_text(asked.to_toml(), encoding="utf-8")
     return ["clipwise.cli", "train", "--config", str(config), "--out", str(run), "--json"]
 
 
@@ -131,6 +130,20 @@ def _run_folder(trial: Trial, folder: Path) -> Path:
 
 def _config_file(trial: Trial, folder: Path) -> Path:
     return folder / "runs" / f"{trial.id}.toml"
+
+
+def _outcome(trial: Trial, result: Mapping[str, Any], seconds: float) -> Outcome:
+    line = _line(trial, result, seconds)
+    if trial.share is None:
+        return Outcome(trial, line, None, seconds)
+    plan = shared_plan(trial)
+    if not result["epsilon"] <= plan.epsilon_per_run * (1 + 1e-6):
+        error = (
+            f"its ledger has epsilon {result['epsilon']}, and the search was planned with {plan.epsilon_per_run} a run"
+        )
+        return Outcome(trial, None, error, seconds)
+    spent = {"epsilon": plan.epsilon_total, "epsilon_of_run": result["epsilon"], "tuning": plan.to_dict()}
+    return Outcome(trial, line | spent, None, seconds)
 
 
 def _line(trial: Trial, result: Mapping[str, Any], seconds: float) -> dict[str, Any]:
@@ -158,14 +171,10 @@ def append_line(path: Path, line: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def _only_one(folder: Path) -> Iterator[None]:
+def only_one(folder: Path, what: str) -> Iterator[None]:
     """Two runners on one folder would run every trial twice."""
-    with (folder / ".lock").open("w") as lock:
-        if fcntl is not None:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise BadArgument(
-                    f"out={str(folder)!r}: another study runs there; wait for it or name another"
-                ) from error
-        yield
+    try:
+        with holding(folder / ".lock"):
+            yield
+    except Held as error:
+        raise BadArgument(f"out={str(folder)!r}: another {what} runs there; wait for it or name another") from error

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clipwise.study.definition import About
+from clipwise.study.tuning_table import PAID, tuning_section
 
 NOT_PRIVATE = "not private"
 LEGEND = (
@@ -72,7 +73,14 @@ def summarise(about: About, lines: Iterable[Mapping[str, Any]]) -> list[Cell]:
 
 def to_markdown(about: About, lines: Sequence[Mapping[str, Any]]) -> str:
     cells = summarise(about, lines)
-    parts = [f"# {about.title or about.name}", "", *(f"- {fact}" for fact in facts(about, lines)), "", LEGEND, ""]
+    parts = [
+        f"# {about.title or about.name}",
+        "",
+        *(f"- {fact}" for fact in facts(about, lines)),
+        "",
+        legend(lines),
+        "",
+    ]
     if any(cell.published is not None for cell in cells):
         parts[-2] += " In brackets: the source's own figure."
     for data, model in dict.fromkeys((cell.data, cell.model) for cell in cells):
@@ -80,7 +88,12 @@ def to_markdown(about: About, lines: Sequence[Mapping[str, Any]]) -> str:
         parts += [f"## {data}, {model}", "", *_grid(here), ""]
         if not any(cell.epsilon is None for cell in here):
             parts += ["No run without privacy is part of this table.", ""]
-    return "\n".join(parts).rstrip() + "\n"
+    return "\n".join([*parts, *tuning_section(lines)]).rstrip() + "\n"
+
+
+def legend(lines: Sequence[Mapping[str, Any]]) -> str:
+    """What the figures are."""
+    return f"{LEGEND} {PAID}" if any("tuning" in line for line in lines) else LEGEND
 
 
 def facts(about: About, lines: Sequence[Mapping[str, Any]]) -> list[str]:

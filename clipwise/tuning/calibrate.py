@@ -26,7 +26,8 @@ def smallest_noise(
     """The smallest noise multiplier, below `most_noise`, with which the search over these candidates costs at most target."""
 
     def total(noise: float, accountant: str) -> float:
-        return strategy.total([shape(noise) for shape in shapes], delta, accountant)
+        events = {shape: shape(noise) for shape in dict.fromkeys(shapes)}  # most candidates share one
+        return strategy.total([events[shape] for shape in shapes], delta, accountant)
 
     def excess(log_noise: float, accountant: str) -> float:
         value = total(math.exp(log_noise), accountant)

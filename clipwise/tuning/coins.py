@@ -10,10 +10,11 @@ from clipwise.noise import GaussianNoise
 
 
 class Coins:
-    """Called with a number n, it gives n numbers in [0, 1) of 53 bits; no two calls share a byte."""
+    """The coins of one purpose. Called with a number n, they give n numbers in [0, 1) of 53 bits; no two calls, and no two
+    purposes, share a byte: a search that was cut and goes on with the same seed re-uses no noise for anything else."""
 
-    def __init__(self, key: Key):
-        self._key, self._calls = key.derive("tuning"), 0
+    def __init__(self, key: Key, purpose: str):
+        self._key, self._calls = key.derive(f"tuning: {purpose}"), 0
 
     def __call__(self, count: int) -> np.ndarray:
         stream = self._key.keystream(step=self._calls)
@@ -23,7 +24,7 @@ class Coins:
 
     def noised(self, value: float, std: float) -> float:
         """value + N(0, std^2), each time from a stream of its own."""
-        own = GaussianNoise(self._key.derive(f"score {self._calls}"))
+        own = GaussianNoise(self._key.derive(f"noise {self._calls}"))
         self._calls += 1
         (answer,) = own.add([torch.tensor([value], dtype=torch.float64)], std, step=0)
         return float(answer)

@@ -7,8 +7,9 @@ T steps are G * T steps, which costs far less than G times the epsilon of one (a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from clipwise.accounting import epsilon
@@ -21,4 +22,6 @@ class GridRdp(Strategy):
     summary: ClassVar[str] = "every candidate once, all runs composed (RDP, or PLD where that is tighter)"
 
     def total(self, candidates: Sequence[Events], delta: float, accountant: str = "best") -> float:
-        return epsilon([event for events in candidates for event in events], delta, accountant).value
+        equal = Counter(tuple(events) for events in candidates)  # G equal runs are one with G times the steps
+        together = [replace(event, count=event.count * runs) for events, runs in equal.items() for event in events]
+        return epsilon(together, delta, accountant).value

@@ -97,10 +97,7 @@ def make_search_plan(
         raise BadArgument(
             f"score={score!r} does not go with strategy={strategy.name!r}; use {' or '.join(strategy.scores)}"
         )
-    pairs = list(zip(candidates, sizes, strict=True))
-    known: dict[Any, Shape] = {}  # candidates that cost the same share a shape, and so are computed once
-    shapes = [_shape(candidate.config, size, known) for candidate, size in pairs]
-    most_noise = min(_most_noise(candidate.config, size) for candidate, size in pairs)
+    shapes, most_noise = _shapes(candidates, sizes)
     noise = smallest_noise(strategy, shapes, target, delta, most_noise)
     events = [shape(noise) for shape in shapes]
     score_noise = None
@@ -124,8 +121,31 @@ def make_search_plan(
         epsilon_per_run=of_one_run(events, delta),
         epsilon_total=total,
         epsilon_composed=composed,
-        noise_multiplier_untuned=max(smallest_noise(GridRdp(), [shape], target, delta) for shape in known.values()),
+        noise_multiplier_untuned=max(
+            smallest_noise(GridRdp(), [shape], target, delta) for shape in dict.fromkeys(shapes)
+        ),
     )
+
+
+def fits(
+    strategy: Strategy, candidates: Sequence[Candidate], sizes: Sequence[Size], *, epsilon: float, delta: float
+) -> bool:
+    """Whether there is a plan, by the quick accountant: if this says no, `make_search_plan` may still find one."""
+    shapes, most_noise = _shapes(candidates, sizes)
+    events = {shape: shape(most_noise) for shape in dict.fromkeys(shapes)}
+    return strategy.total([events[shape] for shape in shapes], delta, "rdp") <= epsilon
+
+
+def _shapes(candidates: Sequence[Candidate], sizes: Sequence[Size]) -> tuple[list[Shape], float]:
+    """What each candidate releases, and the most noise with which all of them learn."""
+    known: dict[Any, Shape] = {}  # candidates that cost the same share a shape, and so are computed once
+    same: dict[Any, tuple[Shape, float]] = {}  # by the objects themselves: a share has one candidate, many times
+    for candidate, size in zip(candidates, sizes, strict=True):
+        key = id(candidate), id(size)
+        if key not in same:
+            same[key] = _shape(candidate.config, size, known), _most_noise(candidate.config, size)
+    pairs = [same[id(candidate), id(size)] for candidate, size in zip(candidates, sizes, strict=True)]
+    return [shape for shape, _ in pairs], min(most for _, most in pairs)
 
 
 def _shape(config: TrainConfig, size: Size, known: dict[Any, Shape]) -> Shape:

@@ -97,13 +97,13 @@ def prepare(
         make_network(each.config, dataset)  # refuses now what it would refuse later
         if get_architecture(str(each.config.model)).reconstructs:
             raise BadArgument(f"model={each.config.model!r} has no accuracy to choose by; search over classifiers")
-    sizes = [_size(each.config, len(dataset.train) if cuts is None else cuts[0]) for each in listed]
+    sizes = [size_of_run(each.config, len(dataset.train) if cuts is None else cuts[0]) for each in listed]
     delta = float(listed[0].config.delta or 0)
     plan = make_search_plan(made, listed, sizes, epsilon=epsilon, delta=delta, score=score)
     return Search(plan, public_data, cuts, seed, tested=True)
 
 
-def _size(config: TrainConfig, records: int) -> Size:
+def size_of_run(config: TrainConfig, records: int) -> Size:
     batch, epochs = int(config.batch or 0), int(config.epochs or 0)
     if batch > records:
         raise BadArgument(f"batch={batch!r} is above the {records} records that a run trains on; give a smaller one")

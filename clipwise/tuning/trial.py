@@ -1,8 +1,10 @@
 """One run of a search, in a process of its own: `python -m clipwise.tuning.trial SPEC.json`.
 
-It trains as `clipwise train` does, on all records or on a part of them, and prints what the search needs to know: the
-result, the statement, and the number of errors on the part that was kept back. That number is private: it goes to the
-search over a pipe, and into no file.
+It trains as `clipwise train` does, on all records or on a part of them, and leaves a run folder; `statement.json` is its
+last file, so that a folder that has it is a finished run. What it prints is the number of errors on the part that was kept
+back. That number is private: it goes to the search over a pipe, and into no file; `count_errors` finds it again.
+
+While it lives it holds the lock on SPEC.json.
 """
 
 from __future__ import annotations
@@ -19,6 +21,9 @@ import numpy as np
 
 from clipwise.config import TrainConfig, make_config
 from clipwise.data import DataSet
+from clipwise.locks import Held, holding
+
+STATEMENT = "statement.json"
 
 
 @dataclass(frozen=True)
@@ -73,19 +78,36 @@ def run_trial(spec: Spec) -> dict[str, Any]:
     settings = spec.config.resolved(dataset)
     network = make_network(settings, dataset)
     folder = run_folder.create(spec.out, dataset.name, settings.method)
-    result, statement = train_into(folder, settings, dataset, network)
-    errors = None if back is None else len(back) - round(len(back) * accuracy(network, back))
-    return {"result": result, "statement": statement.to_dict(), "errors": errors}
+    _, statement = train_into(folder, settings, dataset, network)
+    folder.write_json(STATEMENT, statement.to_dict())
+    return {"errors": None if back is None else len(back) - round(len(back) * accuracy(network, back))}
+
+
+def count_errors(spec: Spec) -> int:
+    """Of a finished run, on the part that was kept back: the number that it printed."""
+    from safetensors.torch import load_file
+
+    from clipwise.configured_run import load_asked, make_network
+    from clipwise.evaluation import accuracy
+
+    if spec.part is None:
+        raise ValueError("no part was kept back")
+    dataset, back = spec.part.of(load_asked(spec.config))
+    network = make_network(spec.config.resolved(dataset), dataset)
+    network.load_state_dict(load_file(Path(spec.out) / "model.safetensors"))
+    return len(back) - round(len(back) * accuracy(network, back))
 
 
 def main() -> None:
     from clipwise.run_folder import finite
     from clipwise.types import ClipwiseError
 
+    path = Path(sys.argv[1])
     try:
-        print(json.dumps(finite(run_trial(Spec.read(Path(sys.argv[1])))), allow_nan=False))
-    except ClipwiseError as error:
-        print(json.dumps({"error": str(error)}))
+        with holding(path):
+            print(json.dumps(finite(run_trial(Spec.read(path))), allow_nan=False))
+    except (ClipwiseError, Held) as error:
+        print(json.dumps({"error": str(error) or type(error).__name__}))
         sys.exit(1)
 
 
