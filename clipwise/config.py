@@ -54,6 +54,7 @@ class TrainConfig(BaseModel):
     schedule: str = "constant"  # of the noise
     group_by: str = "class"  # or a grouping of the data set, or a column that holds group numbers
     group_counts: float | None = None  # noise multiplier of accuracy by group on training records, from the budget
+    clipped_counts: float | None = None  # and of the clipped share by group
     unsafe_diagnostics: bool = False  # exact figures on training records, outside any guarantee
     allow_unsound: bool = False
     epochs: int | None = None
@@ -64,6 +65,7 @@ class TrainConfig(BaseModel):
     weight_decay: float = 0.0
     loss: str | None = None  # the model's own by default
     lr_schedule: str = "none"
+    average_weights: float | None = None  # decay of the moving average that is released; 0: the last weights
     pretrained: str | None = None  # a file, a folder or an installed package of weights
     freeze: str | None = None  # the model's own by default
     seed: int | None = None
@@ -77,7 +79,7 @@ class TrainConfig(BaseModel):
     def _not_negative(cls, value: float | None, info: Any) -> float | None:
         return value if value is None else validate.non_negative(info.field_name, value)
 
-    @field_validator("lr", "group_counts")
+    @field_validator("lr", "group_counts", "clipped_counts")
     @classmethod
     def _positive(cls, value: float | None, info: Any) -> float | None:
         return value if value is None else validate.positive(info.field_name, value)
@@ -129,7 +131,7 @@ class TrainConfig(BaseModel):
         remedy = "give a number well below 1 / number of records, such as 1e-5"
         return value if value is None else validate.probability("delta", value, one_allowed=False, remedy=remedy)
 
-    @field_validator("test_fraction", "momentum")
+    @field_validator("test_fraction", "momentum", "average_weights")
     @classmethod
     def _below_one(cls, value: float | None, info: Any) -> float | None:
         if value is not None and not 0 <= value < 1:
@@ -156,11 +158,11 @@ class TrainConfig(BaseModel):
                 f"optimizer='adam-wosm' sets its rate by the noise and has no weight decay; leave "
                 f"{'weight_decay out' if self.weight_decay else 'epsilon=inf to another optimizer'}"
             )
-        if self.group_counts is not None and self.epsilon == math.inf:
-            raise BadArgument(
-                f"group_counts={self.group_counts!r} with epsilon=inf: training without privacy keeps no ledger to pay from; "
-                "leave it out"
-            )
+        for name, value in (("group_counts", self.group_counts), ("clipped_counts", self.clipped_counts)):
+            if value is not None and self.epsilon == math.inf:
+                raise BadArgument(
+                    f"{name}={value!r} with epsilon=inf: training without privacy keeps no ledger to pay from; leave it out"
+                )
         if self.optimizer == "adam-wosm":
             refuse_double_rate(make_lr_schedule(self.lr_schedule), method=None, optimizer=self.optimizer)
         if self.momentum is not None and self.optimizer not in _HAS_MOMENTUM:
@@ -199,9 +201,11 @@ class TrainConfig(BaseModel):
                 f"loss={str(loss)!r} does not go with model={architecture.name!r}, which gives "
                 f"{'its input back: leave loss out' if architecture.reconstructs else 'classes: use cross-entropy or focal'}"
             )
-        if architecture.reconstructs and (self.group_counts is not None or self.unsafe_diagnostics):
+        by_group = (self.group_counts, self.clipped_counts, self.unsafe_diagnostics or None)
+        if architecture.reconstructs and by_group != (None, None, None):
             raise BadArgument(
-                f"group_counts={self.group_counts!r}, unsafe_diagnostics={self.unsafe_diagnostics!r}: these count right answers, "
+                f"group_counts={self.group_counts!r}, clipped_counts={self.clipped_counts!r}, "
+                f"unsafe_diagnostics={self.unsafe_diagnostics!r}: these count right answers or gradients by class, "
                 f"and model={architecture.name!r} gives none; leave them out"
             )
         loss.check_classes(dataset.classes)
@@ -225,6 +229,7 @@ class TrainConfig(BaseModel):
                 "batch": batch,
                 "lr": self.lr or _RATES.get(self.optimizer, recipe.lr),
                 "momentum": 0.9 if sgd and self.momentum is None else self.momentum,
+                "average_weights": recipe.average_weights if self.average_weights is None else self.average_weights,
             }
         )
 

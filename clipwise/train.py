@@ -19,10 +19,12 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from clipwise import __version__, validate
+from clipwise.averaging import WeightAverage, check_decay
 from clipwise.clipping import METHODS, Method
 from clipwise.evaluation import accuracy, check_class_targets, mean_loss
 from clipwise.fairness.evaluate import judged
-from clipwise.fairness.release import GroupCounts, count_event, release_group_counts
+from clipwise.fairness.gradients import clipped_records
+from clipwise.fairness.release import CLIPPED, RIGHT, GroupCounts, Question, count_event, release_group_counts
 from clipwise.keystream import Key
 from clipwise.losses import Loss, make_loss
 from clipwise.lr_schedules import LrSchedule, make_lr_schedule, refuse_double_rate
@@ -43,6 +45,9 @@ class Fit:
     statement: Statement
     accuracy: float | None = None
     group_counts: GroupCounts | None = None  # released after training, where they were asked for
+    clipped_counts: GroupCounts | None = None
+    method: Method | None = None  # that clipped, and
+    method_state: Any = None  # its state after the last step; None without privacy
     test_loss: float | None = None  # instead of accuracy, for a loss that does not compare classes
 
     @property
@@ -84,6 +89,7 @@ def fit(
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
     loss: str | Loss | Callable[[Any, Tensor], Tensor] = "cross-entropy",
     lr_schedule: str | LrSchedule | None = None,
+    average_weights: float = 0.0,
     test: Dataset | None = None,
     seed: int | None = None,
     accountant: str = "best",
@@ -92,6 +98,7 @@ def fit(
     groups: Callable[[Any], Tensor] | None = None,
     number_of_groups: int | None = None,
     group_counts: float | None = None,
+    clipped_counts: float | None = None,
     schedule: ScheduleLike = None,
     allow_unsound: bool = False,
     on_epoch: Callable[[dict[str, Any]], None] | None = None,
@@ -102,19 +109,24 @@ def fit(
 
     `train` and `test` are data sets of (input, target); `loss` is the text of one (see losses.py), or a function
     `loss(output, target)`, a mean over the rows. `optimizer` makes the optimizer from the parameters (SGD with momentum
-    by default), `lr_schedule` moves its rate (see lr_schedules.py). `schedule` changes the noise over the run;
+    by default), `lr_schedule` moves its rate (see lr_schedules.py). `average_weights` is the decay of a moving average of
+    the weights: the trained model is that average (see averaging.py). `schedule` changes the noise over the run;
     `allow_unsound` runs a method without a valid guarantee (see `attach`). `on_epoch` gets each line of the history,
     `on_step` the public values of each step, and the number of steps planned.
 
     `groups` gives the group of each record of a batch. `group_counts` is the noise multiplier of one release after the
     training, from the same budget: on how many training records of each of the `number_of_groups` groups the model is
-    right (see clipwise/fairness/release.py).
+    right (see clipwise/fairness/release.py). `clipped_counts` is that of another one: how many have a gradient that the
+    method would clip now (see clipwise/fairness/gradients.py).
     """
     validate.count("epochs", epochs)
     validate.count("expected_batch_size", expected_batch_size)
-    after = () if group_counts is None else (count_event(group_counts),)
-    if group_counts is not None:
-        _check_counts(groups, number_of_groups, epsilon)
+    check_decay(average_weights)
+    asked = {"group_counts": group_counts, "clipped_counts": clipped_counts}
+    after = tuple(count_event(noise, name) for name, noise in asked.items() if noise is not None)
+    for name, value in asked.items():
+        if value is not None:
+            _check_counts(name, groups, number_of_groups, epsilon)
     loss = make_loss(loss) if isinstance(loss, str) else loss
     rate_schedule = make_lr_schedule(lr_schedule)
     made = (optimizer or _default_optimizer)(p for p in model.parameters() if p.requires_grad)
@@ -138,7 +150,8 @@ def fit(
         inputs, targets = (x.to(device) for x in batch[:2])  # the group may follow
         return compare(model(inputs), targets)
 
-    report = _Reporter(model, made, test, loss, on_epoch, on_step, device)
+    average = WeightAverage(model.parameters(), average_weights)
+    report = _Reporter(model, made, test, loss, on_epoch, on_step, device, average)
     if epsilon == math.inf:
         if noise_multiplier is not None:
             raise BadArgument(
@@ -170,7 +183,7 @@ def fit(
         notify=lambda message: warnings.warn(message, stacklevel=2),
         after=after,
     )
-    counts = None
+    counts: dict[Question, GroupCounts] = {}
     run.engine.install()
     try:
         per_epoch = run.plan.steps_per_epoch
@@ -190,6 +203,7 @@ def fit(
                     optimizer=made,
                     groups=groups,
                 )
+                average.update()
                 report.step(run.state.step, epochs * per_epoch, **run.public_values())
                 rates.after_step()
             spent = run.epsilon() if run.plan.delta is not None else None
@@ -202,17 +216,10 @@ def fit(
             rates.after_epoch(report.figure, higher_is_better=report.higher_is_better)
             if affordable < per_epoch:
                 raise run.exhausted()
-        if group_counts is not None and groups is not None:
-            right, group = judged(model, train, groups, device)
-            counts = release_group_counts(
-                right,
-                group,
-                int(number_of_groups or 0),
-                group_counts,
-                ledger=run.ledger,
-                noise=run.noise,
-                step=run.state.step,
-            )
+        average.finish()
+        if groups is not None:
+            run.engine.remove()
+            counts = _release_counts(run, model, train, groups, int(number_of_groups or 0), asked, loss, device)
     finally:
         run.close()
     return Fit(
@@ -220,9 +227,48 @@ def fit(
         report.history,
         _with_notes(run.statement(), loss, rate_schedule),
         report.accuracy,
-        group_counts=counts,
+        group_counts=counts.get(RIGHT),
+        clipped_counts=counts.get(CLIPPED),
+        method=run.plan.method,
+        method_state=run.state.method,
         test_loss=report.loss,
     )
+
+
+def _release_counts(
+    run: Run,
+    model: nn.Module,
+    train: Dataset,
+    groups: Callable[[Any], Tensor],
+    number_of_groups: int,
+    noise_multipliers: Mapping[str, float | None],
+    loss: Any,
+    device: torch.device,
+) -> dict[Question, GroupCounts]:
+    """The releases after the last step, each with a line of its own in the ledger."""
+    method, state = run.plan.method, run.state.method
+    ways: dict[str, tuple[Question, Callable[[], tuple[Tensor, Tensor]]]] = {
+        "group_counts": (RIGHT, lambda: judged(model, train, groups, device)),
+        "clipped_counts": (
+            CLIPPED,
+            lambda: clipped_records(model, train, groups, loss=loss, method=method, state=state, device=device),
+        ),
+    }
+    found: dict[Question, GroupCounts] = {}
+    for name, noise_multiplier in noise_multipliers.items():
+        if noise_multiplier is None:
+            continue
+        question, answer = ways[name]
+        found[question] = release_group_counts(
+            *answer(),
+            number_of_groups,
+            noise_multiplier,
+            question=question,
+            ledger=run.ledger,
+            noise=run.noise,
+            step=run.state.step + len(found),
+        )
+    return found
 
 
 def _fit_plain(
@@ -250,11 +296,13 @@ def _fit_plain(
                 if not info.masked:
                     (loss_of(batch) * (info.rows / (loader.batch_size or 1))).backward()
             optimizer.step()
+            report.average.update()
             done += 1
             report.step(done, epochs * per_epoch, noise_multiplier=0.0)
             rates.after_step()
         report.epoch(epoch, done, epsilon=math.inf, noise_multiplier=0.0)
         rates.after_epoch(report.figure, higher_is_better=report.higher_is_better)
+    report.average.finish()
     statement = Statement(
         private=False,
         epsilon=math.inf,
@@ -302,7 +350,9 @@ class _Reporter:
         on_epoch: Callable[[dict[str, Any]], None] | None,
         on_step: Callable[[dict[str, Any], int], None] | None,
         device: torch.device,
+        average: WeightAverage,
     ):
+        self.average = average
         self.history: list[dict[str, Any]] = []
         self.accuracy: float | None = None
         self.loss: float | None = None
@@ -320,10 +370,11 @@ class _Reporter:
             self._on_step({"step": done, "lr": self._optimizer.param_groups[0]["lr"], **values}, planned)
 
     def epoch(self, epoch: int, step: int, **values: Any) -> None:
-        if self._test is not None and self.higher_is_better:
-            self.accuracy = accuracy(self._model, self._test, self._device)
-        elif self._test is not None:
-            self.loss = mean_loss(self._model, self._test, self._compare, self._device)
+        with self.average.in_place():
+            if self._test is not None and self.higher_is_better:
+                self.accuracy = accuracy(self._model, self._test, self._device)
+            elif self._test is not None:
+                self.loss = mean_loss(self._model, self._test, self._compare, self._device)
         line = {
             "epoch": epoch,
             "step": step,
@@ -337,14 +388,14 @@ class _Reporter:
             self._on_epoch(line)
 
 
-def _check_counts(groups: Any, number_of_groups: int | None, epsilon: float | None) -> None:
+def _check_counts(name: str, groups: Any, number_of_groups: int | None, epsilon: float | None) -> None:
     if epsilon == math.inf:
         raise BadArgument(
-            "group_counts with epsilon=inf: training without privacy keeps no ledger to pay from; leave it out"
+            f"{name} with epsilon=inf: training without privacy keeps no ledger to pay from; leave it out"
         )
     if groups is None or number_of_groups is None:
         raise BadArgument(
-            f"group_counts: groups={groups!r}, number_of_groups={number_of_groups!r}; give the group of each record, and how "
+            f"{name}: groups={groups!r}, number_of_groups={number_of_groups!r}; give the group of each record, and how "
             "many groups there are"
         )
     validate.count("number_of_groups", number_of_groups)

@@ -82,6 +82,11 @@ class Browser:
     def move_to(self, x, y):
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
+    def click(self, x, y):
+        self.move_to(x, y)
+        for kind in ("mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
     def screenshot(self, path: Path, *, height=None, scale=1):
         """The whole page, or its top."""
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]

@@ -111,6 +111,11 @@ def test_in_a_browser(folder, browser):
     assert browser.js(f"[...{table}.querySelectorAll('th')].map(h => h.textContent)") == list(lines[0])
     cells = f"[...{table}.tBodies[0].rows].map(r => [...r.cells].map(c => JSON.parse(c.textContent)))"
     assert browser.js(cells) == [list(line.values()) for line in lines]
+    # The classes have a bar each, with their accuracy on test data.
+    groups = json.loads((folder / "result.json").read_text())["by_group"]["class"]["groups"]
+    bars = browser.js("[...document.querySelectorAll('.bars g > title')].map(t => t.textContent)")
+    assert bars == [f"{group['group']}: {group['accuracy']:.2%}" for group in groups]
+    assert len(bars) == 10
     # It sorts, both ways, by a press of a heading.
     browser.js(f"{table}.closest('details').open = true")
     column = list(lines[0]).index("threshold")

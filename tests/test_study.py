@@ -7,8 +7,10 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
+from clipwise.data.names import NAMES
 from clipwise.report.study_report import write_study_report
 from clipwise.study import Watcher, read_study, run_study, summarise, to_markdown
 from clipwise.study.runner import read_results
@@ -72,6 +74,18 @@ def test_the_grid_is_every_combination_and_a_variant_may_override_it(tmp_path):
     assert [t.variant for t in read_study(written(tmp_path), quick=True).trials] == ["plain"]
 
 
+def test_several_grids_add_up_and_quick_takes_the_first(tmp_path):
+    two = "[[grid]]\nepsilon = [1, 8]\nseed = [0]\n[[grid]]\nepsilon = [8]\nseed = [1, 2]\n"
+    file = written(tmp_path, TWO_BY_TWO.replace("[grid]\nepsilon = [1, 8]\nseed = [0, 1]\n", two))
+    seen = [(t.variant, t.config.epsilon, t.config.seed) for t in read_study(file).trials]
+    inf = float("inf")
+    assert seen == [
+        *(("fixed", 1.0, 0), ("fixed", 8.0, 0), ("fixed", 8.0, 1), ("fixed", 8.0, 2)),
+        *(("plain", inf, 0), ("plain", inf, 1), ("plain", inf, 2)),
+    ]
+    assert [(t.variant, t.config.seed) for t in read_study(file, quick=True).trials] == [("plain", 0)]
+
+
 def test_runs_resumes_and_makes_a_table(tmp_path):
     study = read_study(written(tmp_path))
     lines, failures, outcomes, starts = run(study, tmp_path / "out")
@@ -115,25 +129,44 @@ def test_runs_resumes_and_makes_a_table(tmp_path):
         assert f"{cell.variant}: {cell}" in page
 
 
+SHORT_AND_LONG = """
+[common]
+data = "digits"
+model = "linear"
+epsilon = inf
+seed = 0
+[[variant]]
+name = "short"
+epochs = 1
+[[variant]]
+name = "long"
+epochs = 100000
+"""
+
+
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_a_killed_study_leaves_results_and_no_process(tmp_path, how):
     """Also where nothing could clean up after itself: the runs end with the study."""
-    text = TWO_BY_TWO.replace("epochs = 1", "epochs = 60").replace('model = "linear"', 'model = "mlp"')
-    file, out = written(tmp_path, text), tmp_path / "o"
-    command = [sys.executable, "-m", "clipwise.cli", "study", str(file), "--out", str(out)]
-    results = out / "results.jsonl"
+    file, out = written(tmp_path, SHORT_AND_LONG), tmp_path / "o"
+    _, long = read_study(file).trials
+    command = [sys.executable, "-m", "clipwise.cli", "study", str(file), "--out", str(out), "--jobs", "1"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-    deadline = time.monotonic() + 120
-    while not results.exists() and time.monotonic() < deadline:
-        time.sleep(0.2)
-    process.send_signal(how)
-    process.wait(60)
-    done = len(read_results(results))
-    assert 1 <= done < 6
-    deadline = time.monotonic() + 10  # a killed parent leaves it to its children to notice
-    while _lives(process.pid) and how == signal.SIGKILL and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not _lives(process.pid)  # no run is left behind
+    try:
+        assert _within(120, (out / "runs" / long.id / "metrics.jsonl").exists)  # it has trained for an epoch
+        process.send_signal(how)
+        process.wait(60)
+        assert [line["variant"] for line in read_results(out / "results.jsonl")] == ["short"]
+        assert _within(60, lambda: not _lives(process.pid))  # no run is left behind
+    finally:
+        if _lives(process.pid):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _within(seconds, condition):
+    deadline = time.monotonic() + seconds
+    while not (met := condition()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return met
 
 
 def _lives(group):
@@ -158,6 +191,15 @@ def test_a_failure_is_told_and_the_others_go_on(tmp_path):
     ("old", "new", "match"),
     [
         ('title = "small"', "titel = 1", "titel"),
+        ('title = "small"', "title = 1", "title=1"),
+        ('title = "small"', 'minutes = "ten"', "minutes='ten'"),
+        ('title = "small"', 'tuning_cost = "free"', "not charged"),
+        ("[grid]", '[picture]\ny = "lr"\n[grid]', "picture"),
+        ("epsilon = [1, 8]", "", "no epsilon"),
+        ("epsilon = [1, 8]", "noise_multiplier = [1.0]", "no epsilon"),
+        ('{ "8" = 91.5 }', '{ "eight" = 91.5 }', "by epsilon"),
+        ('model = "linear"', 'model = "lstm"', "lstm"),
+        ('data = "digits"', 'data = "gone.csv"', "gone.csv"),
         ('data = "digits"', 'data = "no-such"', "no-such"),
         ("epsilon = [1, 8]", "epsilon = 1", r"grid\.epsilon"),
         ("seed = [0, 1]", "", "seed"),
@@ -174,6 +216,45 @@ def test_bad_files_are_refused_before_anything_runs(tmp_path, old, new, match):
     assert old in TWO_BY_TWO
     with pytest.raises(BadArgument, match=match):
         read_study(written(tmp_path, TWO_BY_TWO.replace(old, new)), quick="plane" in new)
+
+
+NUMBERS = "a,b,y\n" + "".join(f"{i},{i % 3},{i % 2}\n" for i in range(60))
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        (NUMBERS.replace("9,0,1", "9,0,1.5", 1), "integer|whole"),
+        (NUMBERS.replace("9,0,1", "9,0,yes", 1), "integer|whole|number"),
+        (NUMBERS.replace("9,0,1", "9,0", 1), "column|fields|cells|values"),
+    ],
+)
+def test_a_file_of_ones_own_is_read_before_anything_runs(tmp_path, content, match):
+    own = tmp_path / "own.csv"
+    own.write_text(NUMBERS)
+    text = TWO_BY_TWO.replace('"digits"', json.dumps(str(own)) + '\nlabel = "y"\ndelta = 1e-4')
+    assert len(read_study(written(tmp_path, text)).trials) == 6
+    own.write_text(content)
+    with pytest.raises(BadArgument, match=match) as refused:
+        read_study(written(tmp_path, text))
+    assert "own.csv" in str(refused.value)
+
+
+def test_records_of_the_wrong_shape_and_a_damaged_file_are_refused_first(tmp_path, monkeypatch):
+    own = tmp_path / "own.npz"
+    text = TWO_BY_TWO.replace('"digits"', json.dumps(str(own)) + "\ndelta = 1e-4")
+    np.savez(own, x=np.zeros((40, 5), np.float32), y=np.arange(39) % 2)
+    with pytest.raises(BadArgument, match=r"labels have shape \(39,\) for 40 records"):
+        read_study(written(tmp_path, text))
+    np.savez(own, x=np.zeros((40, 5), np.float32), y=np.arange(40) % 2)
+    with pytest.raises(BadArgument, match="images"):
+        read_study(written(tmp_path, text.replace('"linear"', '"cnn"')))
+    monkeypatch.setenv("CLIPWISE_DATA", str(tmp_path))
+    (tmp_path / "names").mkdir()
+    for name in NAMES.editions[0].files:
+        (tmp_path / name).write_text("Nobody\n")
+    with pytest.raises(BadArgument, match=r"sha256.*put a fresh copy"):
+        read_study(written(tmp_path, TWO_BY_TWO.replace('"digits"', '"names"').replace('"linear"', '"lstm"')))
 
 
 def test_two_runners_on_one_folder_are_refused(tmp_path):

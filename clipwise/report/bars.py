@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-WIDTH, ROW, LABEL, VALUE = 720, 26, 210, 120  # label (at least) and value columns, in the units of the drawing
-LETTER = 7.2  # width of one, about
+WIDTH, ROW, VALUE, TOP, LETTER = 720, 26, 110, 4, 7.2  # in the units of the drawing; a letter is about so wide
 
 
 class Bar(NamedTuple):
@@ -26,33 +26,38 @@ class Bar(NamedTuple):
 def draw_bars(title: str, bars: Sequence[Bar]) -> str:
     """Bars start at a round number below the lowest whisker, and the axis says so: differences are what matters."""
     marks = [bar.mark for bar in bars if bar.mark is not None]
-    low = 10 * (min([*(bar.low for bar in bars), *marks]) // 10)
-    high = max([*(bar.high for bar in bars), *marks])
-    left, right = max(LABEL, 16 + round(LETTER * max(len(bar.label) for bar in bars))), WIDTH - VALUE
+    lowest, high = min([*(bar.low for bar in bars), *marks]), max([*(bar.high for bar in bars), *marks])
+    step = next(s for s in (1, 2, 5, 10, 20) if (high - lowest) / s <= 8)
+    low = step * math.floor((lowest - 1e-9) / step)
+    left = 24 + round(LETTER * min(30, max(len(bar.label) for bar in bars)))
+    right, bottom = WIDTH - VALUE, TOP + ROW * len(bars)
 
     def x(value: float) -> float:
         return round(left + (right - left) * (value - low) / max(high - low, 1e-9), 1)
 
-    parts = [f'<path class="axis" d="M{left} 4V{4 + ROW * len(bars)}"/>']
+    parts = []
+    for place in range(math.floor((high - low) / step + 1e-9) + 1):
+        at, kind = x(low + place * step), "grid" if place else "axis"
+        parts.append(f'<path class="{kind}" d="M{at} {TOP}V{bottom}"/>')
+        parts.append(f'<text x="{at}" y="{bottom + 16}" text-anchor="middle">{low + place * step:g} %</text>')
     for place, bar in enumerate(bars):
-        middle = 4 + ROW * place + ROW / 2
-        colour = "f5" if bar.faint else "f0"
+        middle = TOP + ROW * place + ROW / 2
         parts += [
             f"<g><title>{escape(str(bar))}</title>",
+            f'<rect class="row" x="0" y="{middle - ROW / 2}" width="{WIDTH}" height="{ROW}"/>',
             f'<text class="legend" x="{left - 8}" y="{middle + 4}" text-anchor="end">{escape(bar.label)}</text>',
-            f'<rect class="{colour}" x="{left}" y="{middle - 8}" width="{max(1.0, x(bar.value) - left)}" height="16"/>',
+            f'<rect class="{"f5" if bar.faint else "f0"}" x="{left}" y="{middle - 8}" '
+            f'width="{max(1.0, x(bar.value) - left)}" height="16"/>',
         ]
         if bar.high > bar.low:
-            parts.append(f'<path class="axis" d="M{x(bar.low)} {middle}H{x(bar.high)}" stroke-width="2"/>')
+            parts.append(f'<path class="whisker" d="M{x(bar.low)} {middle}H{x(bar.high)}"/>')
         if bar.mark is not None:
             parts.append(f'<path class="mark" d="M{x(bar.mark)} {middle - 6}l5 6l-5 6l-5 -6Z"/>')
-        end = max(bar.value, bar.high, bar.mark or bar.high)
-        parts.append(f'<text x="{x(end) + 8}" y="{middle + 4}">{escape(bar.text)}</text></g>')
-    bottom = 4 + ROW * len(bars)
-    parts.append(f'<text x="{left}" y="{bottom + 16}" text-anchor="middle">{low:g} %</text>')
+        parts.append(f'<text class="legend" x="{right + 14}" y="{middle + 4}">{escape(bar.text)}</text></g>')
     alt = f"{title}: " + "; ".join(map(str, bars))
     return (
-        f"<figure><figcaption>{escape(title)}</figcaption>"
+        f'<figure class="bars"><figcaption>{escape(title)}</figcaption><div tabindex="0" role="group" '
+        f'aria-label="{escape(title)}, as bars">'
         f'<svg class="chart-svg" viewBox="0 0 {WIDTH} {bottom + 24}" role="img" aria-label="{escape(alt)}">'
-        f"{''.join(parts)}</svg></figure>"
+        f"{''.join(parts)}</svg></div></figure>"
     )

@@ -55,17 +55,21 @@ class Figure:
         linear = self.from_zero or self.percent or not ys or min(ys) < 1e-300  # a log scale has no 0
         return not linear and max(ys) / min(ys) > 50
 
+    def shown(self, y: float) -> str:
+        """A value of this chart, for people."""
+        return f"{100 * y:.2f} %" if self.percent else short(y)
+
     def alt(self) -> str:
         """The chart in a sentence, for those who do not see it."""
         parts = []
         for s in self.series:
             first, last = s.points[0], s.points[-1]
             if all(p.y == first.y for p in s.points):
-                parts.append(f"{s.label} is {short(first.y)} throughout")
+                parts.append(f"{s.label} is {self.shown(first.y)} throughout")
             else:
                 span = f"{self.x_label} {short(first.x)} to {short(last.x)}"
-                parts.append(f"{s.label} goes from {short(first.y)} to {short(last.y)} over {span}")
-        target = f"; {self.target.label} {short(self.target.y)}" if self.target else ""
+                parts.append(f"{s.label} goes from {self.shown(first.y)} to {self.shown(last.y)} over {span}")
+        target = f"; {self.target.label} {self.shown(self.target.y)}" if self.target else ""
         return f"{self.title}: {'; '.join(parts)}{target}."
 
 

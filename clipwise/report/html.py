@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from html import escape
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
 from markdown_it import MarkdownIt
 
@@ -66,17 +66,34 @@ def tiles(entries: Sequence[tuple[str, str, str]]) -> str:
     )
 
 
-def charts(figures: Sequence[Figure]) -> str:
-    return '<div class="charts">' + "".join(map(chart, figures)) + "</div>"
+class Shown(NamedTuple):
+    """A number for a table of people: rounded, all of a column alike."""
+
+    number: float
+    text: str
 
 
-def chart(figure: Figure) -> str:
+class Link(NamedTuple):
+    """A text in a table that leads to a file beside the page."""
+
+    text: str
+    address: str
+
+
+def charts(figures: Sequence[Figure], *, wide: bool = False) -> str:
+    """Charts side by side as there is room, or (`wide`) one below the other, for those with many lines."""
+    kind, size = ("charts wide", (860, 400)) if wide else ("charts", (560, 280))
+    return f'<div class="{kind}">' + "".join(chart(figure, *size) for figure in figures) + "</div>"
+
+
+def chart(figure: Figure, width: int = 560, height: int = 280) -> str:
     """A figure with a cursor that follows the pointer and the arrow keys."""
     note = f" <small>{escape(figure.note)}</small>" if figure.note else ""
     return (
         f"<figure><figcaption>{escape(figure.title)}{note}</figcaption>"
         f'<div class="chart" tabindex="0" role="group" aria-label="{escape(figure.title)}; arrow keys read the values" '
-        f'data-points="{escape(svg.cursor_points(figure))}">{svg.draw(figure)}<output hidden></output></div></figure>'
+        f'data-points="{escape(svg.cursor_points(figure, width=width, height=height))}">'
+        f"{svg.draw(figure, width=width, height=height)}<output hidden></output></div></figure>"
     )
 
 
@@ -96,6 +113,10 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, caption: str
 
 def _cell(value: Any, numeric: bool) -> str:
     """In a column of numbers, digits stand under digits."""
+    if isinstance(value, Link):
+        return f'<td><a href="{escape(value.address)}">{escape(value.text)}</a></td>'
+    if isinstance(value, Shown):
+        value = value.text
     text = "" if value is None else value if isinstance(value, str) else json.dumps(value)
     return f"<td{_number_class(numeric)}>{escape(text)}</td>"
 
@@ -105,7 +126,7 @@ def _number_class(numeric: bool) -> str:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float | Shown) and not isinstance(value, bool)
 
 
 def links(entries: Sequence[tuple[str, str]]) -> str:

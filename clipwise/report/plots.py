@@ -26,12 +26,12 @@ def png(figure: Figure) -> bytes:
         axes.plot(xs, ys, style, color=colour, marker=marker, markersize=4, label=_plain(series.label))
         known = [(p.x, p.low, p.high) for p in series.points if p.low is not None and p.high is not None]
         if len(known) > 1:
-            xs, low, high = zip(*known, strict=True)
-            axes.fill_between(xs, low, high, color=colour, alpha=0.16, linewidth=0)
+            spread_at, low, high = zip(*known, strict=True)
+            axes.fill_between(spread_at, low, high, color=colour, alpha=0.16, linewidth=0)
         elif known:
             axes.vlines(*known[0], color=colour)
     if figure.target:
-        label = f"{figure.target.label} {short(figure.target.y)}"
+        label = f"{figure.target.label} {figure.shown(figure.target.y)}"
         axes.axhline(figure.target.y, color="#1c2430", linestyle=":", linewidth=1.2, label=_plain(label))
     if figure.log:
         axes.set_yscale("log")
@@ -49,14 +49,16 @@ def png(figure: Figure) -> bytes:
     else:
         axes.xaxis.set_major_locator(MaxNLocator(integer=all(x == int(x) for x in at)))
     axes.set(xlabel=_plain(figure.x_label), ylabel=_plain(figure.y_label))
-    axes.set_title(_plain(figure.title), loc="left", fontweight="bold", fontsize=12)
+    axes.set_title(_plain(figure.title), loc="left", fontweight="bold", fontsize=12, pad=20 if figure.note else None)
     axes.grid(axis="y", color="#dfe4ea")
     axes.spines[["top", "right"]].set_visible(False)
     if len(figure.series) + bool(figure.target) > 1:
-        place = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5)} if many else {"loc": "best"}
-        axes.legend(frameon=False, fontsize=9, **place)
+        if many:
+            axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.01, 0.5))
+        else:
+            axes.legend(frameon=False, fontsize=9)
     if figure.note:
-        axes.text(1, 1.02, _plain(figure.note), transform=axes.transAxes, ha="right", fontsize=8, color="#5d6876")
+        axes.text(0, 1.02, _plain(figure.note), transform=axes.transAxes, fontsize=8, color="#5d6876")
     content = io.BytesIO()
     drawing.savefig(content, format="png")
     return content.getvalue()

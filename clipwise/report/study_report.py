@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from clipwise.report import html
 from clipwise.report.bars import Bar, draw_bars
@@ -45,7 +47,7 @@ def write_study_report(folder: str | Path, out: str | Path | None = None) -> Wri
     cells = summarise(about, lines)
     figures = study_figures(about, lines, cells)
     target = folder if out is None else Path(out)
-    page = _page(about, lines, cells, figures)
+    page = _page(about, lines, cells, figures, folder, way=os.path.relpath(folder.resolve(), target.resolve()))
     drawn = {f"{figure.name}.png": png(figure) for figure in figures}
     try:
         (target / "report").mkdir(parents=True, exist_ok=True)
@@ -57,7 +59,19 @@ def write_study_report(folder: str | Path, out: str | Path | None = None) -> Wri
     return Written(target / "report.html", tuple(target / "report" / name for name in drawn))
 
 
-def _page(about: About, lines: Sequence[Mapping[str, Any]], cells: Sequence[Cell], figures: Sequence[Figure]) -> str:
+def _page(
+    about: About,
+    lines: Sequence[Mapping[str, Any]],
+    cells: Sequence[Cell],
+    figures: Sequence[Figure],
+    folder: Path,
+    way: str,
+) -> str:
+    """`way` leads from the page to the study's folder."""
+
+    def link(name: str) -> str:
+        return quote(Path(way, name).as_posix())
+
     title = about.title or about.name
     body = [
         f"<header><h1>{html.escape(title)}</h1></header>",
@@ -67,26 +81,24 @@ def _page(about: About, lines: Sequence[Mapping[str, Any]], cells: Sequence[Cell
         body.append(
             html.warning(f"{about.trials - len(lines)} of {about.trials} runs are missing; run the study again.")
         )
-    blocks = [html.charts(figures)] if figures else []
+    blocks = [html.charts(figures, wide=True)] if figures else []
     for data, model in dict.fromkeys((cell.data, cell.model) for cell in cells):
-        here = [cell for cell in cells if (cell.data, cell.model) == (data, model)]
-        for epsilon in dict.fromkeys(cell.epsilon for cell in here if cell.epsilon is not None):
-            blocks.append(draw_bars(f"{data}, {model}, epsilon {epsilon:g}", _bars(here, epsilon)))
+        blocks += _all_bars(data, model, [cell for cell in cells if (cell.data, cell.model) == (data, model)])
     words = legend(lines) + (" A diamond marks the source's own figure." if any(c.published for c in cells) else "")
     body.append(html.section("Methods side by side", html.text(words), *blocks))
     body.append(html.section("Summary", html.text(COMPARED), _summary(cells)))
     if searched := tuning_section(lines):
         body.append(f'<section class="statement">{html.markdown(chr(10).join(searched))}</section>')
-    every = html.table(
-        [*COLUMNS, "run"],
-        [[line.get(column) for column in (*COLUMNS, "run")] for line in lines],
-        caption="results.jsonl, a line a run, numbers as in the file",
-    )
+    rows = []
+    for line in lines:
+        ledger = f"{line.get('run')}/ledger.jsonl"
+        there = (folder / ledger).is_file()
+        rows.append([*(line.get(column) for column in COLUMNS), html.Link("ledger", link(ledger)) if there else None])
+    every = html.table([*COLUMNS, "ledger"], rows, caption="results.jsonl, a line a run, numbers as in the file")
     body.append(html.section("Every run", html.details(f"{len(lines)} runs", every)))
-    files = [(name, name) for name in ("results.jsonl", "table.md")]
-    body.append(
-        html.section("Files", html.links([*files, *((f"{f.name}.png", f"report/{f.name}.png") for f in figures)]))
-    )
+    files = [(name, link(name)) for name in ("results.jsonl", "table.md") if (folder / name).is_file()]
+    pictures = [(f"report/{f.name}.png", quote(f"report/{f.name}.png")) for f in figures]
+    body.append(html.section("Files", html.links([*files, *pictures])))
     return html.page(f"Clipwise: {title}", body)
 
 
@@ -98,19 +110,32 @@ def _summary(cells: Sequence[Cell]) -> str:
         without = None if c.epsilon is None else plain.get((c.data, c.model))
         rows.append(
             [
-                c.variant,
-                *(c.data, c.model, c.epsilon),
-                round(c.mean, 2),
-                c.spread and round(c.spread, 2),
-                len(c.accuracies),
-                None if without is None else round(without - c.mean, 2),
-                c.published,
-                None if c.published is None else round(c.mean - c.published, 2),
+                *(c.variant, c.data, c.model),
+                None if c.epsilon is None else html.Shown(c.epsilon, f"{c.epsilon:g}"),
+                *(_two(c.mean), _two(c.spread), len(c.accuracies)),
+                _two(None if without is None else without - c.mean),
+                *(_two(c.published), _two(None if c.published is None else c.mean - c.published)),
             ]
         )
     kept = [n for n in range(len(SUMMARY)) if n < 7 or any(row[n] is not None for row in rows)]
     shown = [[row[n] for n in kept] for row in rows]
     return html.table([SUMMARY[n] for n in kept], shown, caption="press a heading to sort; no epsilon: not private")
+
+
+def _two(value: float | None) -> html.Shown | None:
+    return None if value is None else html.Shown(value, f"{value:.2f}")
+
+
+def _all_bars(data: str, model: str, cells: Sequence[Cell]) -> list[str]:
+    """The epsilon with the most seeds in full view, the others folded: a page of bars is read by nobody."""
+    seeds = {e: 0 for e in dict.fromkeys(cell.epsilon for cell in cells if cell.epsilon is not None)}
+    for cell in cells:
+        if cell.epsilon is not None:
+            seeds[cell.epsilon] += len(cell.accuracies)
+    drawn = {e: draw_bars(f"{data}, {model}, epsilon {e:g}", _bars(cells, e)) for e in seeds}
+    first = max(seeds, key=lambda e: seeds[e], default=None)
+    others = [html.details(f"{data}, {model}, epsilon {e:g}", bars) for e, bars in drawn.items() if e != first]
+    return [drawn[first], *others] if first is not None else []
 
 
 def _bars(cells: Sequence[Cell], epsilon: float) -> list[Bar]:

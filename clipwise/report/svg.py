@@ -15,16 +15,16 @@ COLOURS = 8  # then they repeat, dashed
 MARKED = 40  # a series of more points is a line without marks
 
 CSS = """
-.chart-svg{--back:#fff;--ink:#1c2430;--faint:#5d6876;--grid:#dfe4ea;--c0:#0b62a8;--c1:#bc4a10;--c2:#12755a;--c3:#8a3f96;
+.chart-svg{--ink:#1c2430;--faint:#5d6876;--grid:#dfe4ea;--c0:#0b62a8;--c1:#bc4a10;--c2:#12755a;--c3:#8a3f96;
 --c4:#8c6100;--c5:#4d5a68;--c6:#b3246b;--c7:#1b7f94;font-family:system-ui,"Segoe UI",Helvetica,Arial,sans-serif}
-@media (prefers-color-scheme:dark){.chart-svg{--back:#12171d;--ink:#e6ebf1;--faint:#a2adba;--grid:#333d49;--c0:#6cb4ff;--c1:#ff9d6b;
+@media (prefers-color-scheme:dark){.chart-svg{--ink:#e6ebf1;--faint:#a2adba;--grid:#333d49;--c0:#6cb4ff;--c1:#ff9d6b;
 --c2:#58d3ac;--c3:#d5a4ff;--c4:#e5bb4f;--c5:#b4bfcb;--c6:#ff8fbf;--c7:#66d3e8}}
-@media print{.chart-svg{--back:#fff;--ink:#000;--faint:#333;--grid:#ccc;--c0:#0b62a8;--c1:#bc4a10;--c2:#12755a;--c3:#8a3f96;
+@media print{.chart-svg{--ink:#000;--faint:#333;--grid:#ccc;--c0:#0b62a8;--c1:#bc4a10;--c2:#12755a;--c3:#8a3f96;
 --c4:#8c6100;--c5:#4d5a68;--c6:#b3246b;--c7:#1b7f94}}
 .chart-svg text{font-size:12px;fill:var(--faint)}.chart-svg .legend{fill:var(--ink)}
 .chart-svg .grid{stroke:var(--grid)}.chart-svg .axis{stroke:var(--faint)}
 .chart-svg .line{fill:none;stroke-width:2;stroke-linejoin:round}.chart-svg .dashed{stroke-dasharray:6 4}
-.chart-svg .mark{fill:var(--c1);stroke:var(--back)}.chart-svg .band{fill-opacity:.16;stroke:none}.chart-svg .target{stroke:var(--ink);stroke-dasharray:3 4}
+.chart-svg .band{fill-opacity:.16;stroke:none}.chart-svg .target{stroke:var(--ink);stroke-dasharray:3 4}
 .chart-svg .cursor{stroke:var(--faint);visibility:hidden}.chart-svg .cursor.on{visibility:visible}
 """ + "".join(f".chart-svg .c{i}{{stroke:var(--c{i})}}.chart-svg .f{i}{{fill:var(--c{i})}}" for i in range(COLOURS))
 # A file of its own is shown on a page of unknown colour, so it brings its background.
@@ -105,9 +105,10 @@ def cursor_points(figure: Figure, *, width: int = 560, height: int = 280) -> str
 
 
 def _value_text(figure: Figure, label: str, point: Point) -> str:
-    show = _percent_value if figure.percent else short
-    interval = f" ({show(point.low)} to {show(point.high)})" if point.low is not None and point.high is not None else ""
-    return f"{label} {show(point.y)}{interval}"
+    show, low, high = figure.shown, point.low, point.high
+    return f"{label} {show(point.y)}" + (
+        f" ({show(low)} to {show(high)})" if low is not None and high is not None else ""
+    )
 
 
 def _series(canvas: Canvas, place: int) -> str:
@@ -176,7 +177,7 @@ def _legend(figure: Figure, left: float, right: float) -> list[_Entry]:
 def _legend_text(place: int | None, figure: Figure) -> str:
     if place is not None:
         return figure.series[place].label
-    return f"{figure.target.label} {short(figure.target.y)}" if figure.target else ""
+    return f"{figure.target.label} {figure.shown(figure.target.y)}" if figure.target else ""
 
 
 def _legend_entry(place: int | None, line: int, x: float, figure: Figure) -> str:
@@ -245,10 +246,6 @@ def _tick_text(ticks: Sequence[float]) -> Callable[[float], str]:
 
 def _percent(value: float) -> str:
     return f"{100 * value:.3g} %"
-
-
-def _percent_value(value: float) -> str:
-    return f"{100 * value:.2f} %"
 
 
 def _n(value: float) -> str:

@@ -14,7 +14,7 @@ from clipwise.study.tuning_table import PAID, tuning_section
 NOT_PRIVATE = "not private"
 LEGEND = (
     "Test accuracy in per cent, mean ± standard deviation over the seeds. Epsilon is the honest one, every step "
-    "counted, and equal for all methods in a column. In brackets: the source's own figure."
+    "counted, and equal for all methods in a column."
 )
 
 
@@ -81,6 +81,8 @@ def to_markdown(about: About, lines: Sequence[Mapping[str, Any]]) -> str:
         legend(lines),
         "",
     ]
+    if any(cell.published is not None for cell in cells):
+        parts[-2] += " In brackets: the source's own figure."
     for data, model in dict.fromkeys((cell.data, cell.model) for cell in cells):
         here = [cell for cell in cells if (cell.data, cell.model) == (data, model)]
         parts += [f"## {data}, {model}", "", *_grid(here), ""]
@@ -97,14 +99,15 @@ def legend(lines: Sequence[Mapping[str, Any]]) -> str:
 def facts(about: About, lines: Sequence[Mapping[str, Any]]) -> list[str]:
     """How it was made and what it compares with, a sentence each."""
     said = [f"Made by `{about.command}`: {len(lines)} of {about.trials} runs, clipwise {_versions(lines)}."]
-    said.append(f"Compares with: {about.source}." if about.source else "Compares with nothing published.")
-    if about.differs:
-        said.append(f"What differs: {about.differs}.")
+    if about.source:
+        said += [f"Compares with: {about.source}.", *([f"What differs: {about.differs}."] if about.differs else [])]
+    else:
+        said.append(f"Compares with nothing published{f': {about.differs}' if about.differs else ''}.")
     cost = {
         "none": "Tuning: none",
-        "charged": "Tuning: charged, its cost is part of epsilon",
-        "not charged": "Tuning: not charged, epsilon is that of the last run alone",
-    }.get(about.tuning_cost, "Tuning: not said whether charged")
+        "charged": "Tuning: charged (its cost is part of epsilon)",
+        "not charged": "Tuning: not charged (epsilon is that of each run alone)",
+    }.get(about.tuning_cost, "Tuning: not said whether it is charged")
     return [*said, f"{cost}; {about.tuning}." if about.tuning else f"{cost}."]
 
 

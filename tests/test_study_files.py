@@ -1,0 +1,60 @@
+"""The study files of the project: each can be read, says what it is, and has a quick version. No data is needed."""
+
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from clipwise.cli import app
+from clipwise.clipping import METHODS
+from clipwise.study import make_study, read_study
+
+FILES = sorted((Path(__file__).parent.parent / "studies").glob("*.toml"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_each_file_says_what_it_is(file):
+    study = read_study(file, check=False)
+    assert study.title
+    assert study.source or study.differs.startswith(("no ", "the four papers"))  # why there is nothing to compare with
+    assert study.differs
+    assert study.minutes >= 1
+    assert study.tuning_cost in ("none", "charged", "not charged")
+    assert study.tuning
+    assert any(
+        trial.config.epsilon == float("inf") for trial in study.trials
+    )  # the run without privacy beside the others
+    epsilons = {f"{trial.config.epsilon:g}" for trial in study.trials}
+    for trial in study.trials:
+        assert METHODS[trial.config.method].sound
+        assert trial.published.keys() <= epsilons  # a figure at an epsilon that is not run would never be seen
+    quick = read_study(file, quick=True, check=False)
+    assert len(quick.trials) <= 6
+    if file.stem != "quick":
+        assert all((trial.config.epochs or 99) <= 2 for trial in quick.trials)
+
+
+def test_the_file_in_the_docs_is_one():
+    page = (FILES[0].parent.parent / "docs" / "studies.md").read_text()
+    (block,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    whole = make_study(tomllib.loads(block), Path("docs.toml"), check=False)
+    assert (len(whole.trials), whole.picture) == (6 + 3, "threshold")
+    assert len(make_study(tomllib.loads(block), Path("docs.toml"), quick=True, check=False).trials) == 1
+
+
+def test_the_list(monkeypatch):
+    monkeypatch.chdir(FILES[0].parent.parent)
+    result = CliRunner().invoke(app, ["study", "--list", "--json"])
+    assert result.exit_code == 0, result.output
+    found = {Path(row["file"]).stem: row for row in json.loads(result.stdout)}
+    assert found.keys() == {file.stem for file in FILES}
+    assert found["mnist_epsilons"]["runs"] == 16 * (4 + 2) + 3
+    assert "Table V" in found["mnist_epsilons"]["source"]
+    shown = CliRunner().invoke(app, ["study", "--list"]).stdout
+    assert all(file.name in shown for file in FILES)
+    for words in (["study"], ["study", "--list", "docs/methods"]):
+        refused = CliRunner().invoke(app, words)
+        assert refused.exit_code == 2
