@@ -85,10 +85,13 @@ def test_each_run_gets_its_share_and_the_table_says_so(tmp_path):
 
 def test_the_committed_study_counts_the_candidates_of_its_source():
     study = read_study(Path(__file__).parent.parent / "studies" / "tuning_paid.toml", check=False)
-    assert len(study.trials) == 36
+    assert len(study.trials) == 37
     counted = {(t.config.method, t.share.candidates) for t in study.trials if t.share}
     assert counted == {("fixed", 10), ("quantile", 45), ("dynamic", 90), ("dc-sgd-p", 9), ("oso", 7)}
-    assert {t.config.method for t in study.trials if not t.share} == {"dc-sgd-e", "auto-s"}
+    assert {t.config.method for t in study.trials if not t.share and t.config.epsilon < math.inf} == {
+        "dc-sgd-e",
+        "auto-s",
+    }
 
 
 @pytest.mark.parametrize(

@@ -359,11 +359,12 @@ def test_the_page_of_a_secret_search_shows_the_choice_alone(in_process, tmp_path
     assert len(secret) == len(executor.specs) > 1
     for line in secret:
         if line["score"] != tuned.result["accuracy"]:
-            assert str(line["score"]) not in page
+            assert f">{line['score']}<" not in page
         assert f">{line['seconds']}<" not in page
     assert "secret/" not in page.replace("the folder secret/ (the other runs", "")  # no link to it
     assert page.count("<td>chosen</td>") == 1
     assert "stays secret" in page
+    assert "<td>ended</td>" not in page
 
 
 def test_the_page_stamps_what_was_not_charged_and_a_cut_search_says_so(in_process, tmp_path):
