@@ -54,6 +54,7 @@ class TrainConfig(BaseModel):
     schedule: str = "constant"  # of the noise
     group_by: str = "class"  # or a grouping of the data set, or a column that holds group numbers
     group_counts: float | None = None  # noise multiplier of accuracy by group on training records, from the budget
+    clipped_counts: float | None = None  # and of the clipped share by group
     unsafe_diagnostics: bool = False  # exact figures on training records, outside any guarantee
     allow_unsound: bool = False
     epochs: int | None = None
@@ -78,7 +79,7 @@ class TrainConfig(BaseModel):
     def _not_negative(cls, value: float | None, info: Any) -> float | None:
         return value if value is None else validate.non_negative(info.field_name, value)
 
-    @field_validator("lr", "group_counts")
+    @field_validator("lr", "group_counts", "clipped_counts")
     @classmethod
     def _positive(cls, value: float | None, info: Any) -> float | None:
         return value if value is None else validate.positive(info.field_name, value)
@@ -157,11 +158,11 @@ class TrainConfig(BaseModel):
                 f"optimizer='adam-wosm' sets its rate by the noise and has no weight decay; leave "
                 f"{'weight_decay out' if self.weight_decay else 'epsilon=inf to another optimizer'}"
             )
-        if self.group_counts is not None and self.epsilon == math.inf:
-            raise BadArgument(
-                f"group_counts={self.group_counts!r} with epsilon=inf: training without privacy keeps no ledger to pay from; "
-                "leave it out"
-            )
+        for name, value in (("group_counts", self.group_counts), ("clipped_counts", self.clipped_counts)):
+            if value is not None and self.epsilon == math.inf:
+                raise BadArgument(
+                    f"{name}={value!r} with epsilon=inf: training without privacy keeps no ledger to pay from; leave it out"
+                )
         if self.optimizer == "adam-wosm":
             refuse_double_rate(make_lr_schedule(self.lr_schedule), method=None, optimizer=self.optimizer)
         if self.momentum is not None and self.optimizer not in _HAS_MOMENTUM:
@@ -200,9 +201,11 @@ class TrainConfig(BaseModel):
                 f"loss={str(loss)!r} does not go with model={architecture.name!r}, which gives "
                 f"{'its input back: leave loss out' if architecture.reconstructs else 'classes: use cross-entropy or focal'}"
             )
-        if architecture.reconstructs and (self.group_counts is not None or self.unsafe_diagnostics):
+        by_group = (self.group_counts, self.clipped_counts, self.unsafe_diagnostics or None)
+        if architecture.reconstructs and by_group != (None, None, None):
             raise BadArgument(
-                f"group_counts={self.group_counts!r}, unsafe_diagnostics={self.unsafe_diagnostics!r}: these count right answers, "
+                f"group_counts={self.group_counts!r}, clipped_counts={self.clipped_counts!r}, "
+                f"unsafe_diagnostics={self.unsafe_diagnostics!r}: these count right answers or gradients by class, "
                 f"and model={architecture.name!r} gives none; leave them out"
             )
         loss.check_classes(dataset.classes)

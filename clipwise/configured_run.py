@@ -107,7 +107,8 @@ def _fit(
     """The finished run, and the test records in the form that the trained part of the model takes."""
     trained, train_part, test_part = _for_training(settings, dataset, network, notice)
     grouping, groups = find_grouping(dataset, settings.group_by), None
-    if METHODS[settings.method].needs_groups or settings.group_counts is not None:
+    counted = settings.group_counts is not None or settings.clipped_counts is not None
+    if METHODS[settings.method].needs_groups or counted:
         train_part, groups = TensorDataset(*train_part.tensors, grouping.train), _third
     lines: list[dict[str, Any]] = []
     path: list[dict[str, Any]] = []
@@ -140,6 +141,7 @@ def _fit(
         groups=groups,
         number_of_groups=len(grouping.names),
         group_counts=settings.group_counts,
+        clipped_counts=settings.clipped_counts,
         schedule=settings.schedule,
         allow_unsound=settings.allow_unsound,
         optimizer=settings.make_optimizer,

@@ -23,7 +23,8 @@ from clipwise.averaging import WeightAverage, check_decay
 from clipwise.clipping import METHODS, Method
 from clipwise.evaluation import accuracy, check_class_targets, mean_loss
 from clipwise.fairness.evaluate import judged
-from clipwise.fairness.release import GroupCounts, count_event, release_group_counts
+from clipwise.fairness.gradients import clipped_records
+from clipwise.fairness.release import CLIPPED, RIGHT, GroupCounts, Question, count_event, release_group_counts
 from clipwise.keystream import Key
 from clipwise.losses import Loss, make_loss
 from clipwise.lr_schedules import LrSchedule, make_lr_schedule, refuse_double_rate
@@ -44,6 +45,9 @@ class Fit:
     statement: Statement
     accuracy: float | None = None
     group_counts: GroupCounts | None = None  # released after training, where they were asked for
+    clipped_counts: GroupCounts | None = None
+    method: Method | None = None  # that clipped, and
+    method_state: Any = None  # its state after the last step; None without privacy
     test_loss: float | None = None  # instead of accuracy, for a loss that does not compare classes
 
     @property
@@ -94,6 +98,7 @@ def fit(
     groups: Callable[[Any], Tensor] | None = None,
     number_of_groups: int | None = None,
     group_counts: float | None = None,
+    clipped_counts: float | None = None,
     schedule: ScheduleLike = None,
     allow_unsound: bool = False,
     on_epoch: Callable[[dict[str, Any]], None] | None = None,
@@ -111,14 +116,17 @@ def fit(
 
     `groups` gives the group of each record of a batch. `group_counts` is the noise multiplier of one release after the
     training, from the same budget: on how many training records of each of the `number_of_groups` groups the model is
-    right (see clipwise/fairness/release.py).
+    right (see clipwise/fairness/release.py). `clipped_counts` is that of another one: how many have a gradient that the
+    method would clip now (see clipwise/fairness/gradients.py).
     """
     validate.count("epochs", epochs)
     validate.count("expected_batch_size", expected_batch_size)
     check_decay(average_weights)
-    after = () if group_counts is None else (count_event(group_counts),)
-    if group_counts is not None:
-        _check_counts(groups, number_of_groups, epsilon)
+    asked = {"group_counts": group_counts, "clipped_counts": clipped_counts}
+    after = tuple(count_event(noise, name) for name, noise in asked.items() if noise is not None)
+    for name, value in asked.items():
+        if value is not None:
+            _check_counts(name, groups, number_of_groups, epsilon)
     loss = make_loss(loss) if isinstance(loss, str) else loss
     rate_schedule = make_lr_schedule(lr_schedule)
     made = (optimizer or _default_optimizer)(p for p in model.parameters() if p.requires_grad)
@@ -175,7 +183,7 @@ def fit(
         notify=lambda message: warnings.warn(message, stacklevel=2),
         after=after,
     )
-    counts = None
+    counts: dict[Question, GroupCounts] = {}
     run.engine.install()
     try:
         per_epoch = run.plan.steps_per_epoch
@@ -209,17 +217,9 @@ def fit(
             if affordable < per_epoch:
                 raise run.exhausted()
         average.finish()
-        if group_counts is not None and groups is not None:
-            right, group = judged(model, train, groups, device)
-            counts = release_group_counts(
-                right,
-                group,
-                int(number_of_groups or 0),
-                group_counts,
-                ledger=run.ledger,
-                noise=run.noise,
-                step=run.state.step,
-            )
+        if groups is not None:
+            run.engine.remove()
+            counts = _release_counts(run, model, train, groups, int(number_of_groups or 0), asked, loss, device)
     finally:
         run.close()
     return Fit(
@@ -227,9 +227,48 @@ def fit(
         report.history,
         _with_notes(run.statement(), loss, rate_schedule),
         report.accuracy,
-        group_counts=counts,
+        group_counts=counts.get(RIGHT),
+        clipped_counts=counts.get(CLIPPED),
+        method=run.plan.method,
+        method_state=run.state.method,
         test_loss=report.loss,
     )
+
+
+def _release_counts(
+    run: Run,
+    model: nn.Module,
+    train: Dataset,
+    groups: Callable[[Any], Tensor],
+    number_of_groups: int,
+    noise_multipliers: Mapping[str, float | None],
+    loss: Any,
+    device: torch.device,
+) -> dict[Question, GroupCounts]:
+    """The releases after the last step, each with a line of its own in the ledger."""
+    method, state = run.plan.method, run.state.method
+    ways: dict[str, tuple[Question, Callable[[], tuple[Tensor, Tensor]]]] = {
+        "group_counts": (RIGHT, lambda: judged(model, train, groups, device)),
+        "clipped_counts": (
+            CLIPPED,
+            lambda: clipped_records(model, train, groups, loss=loss, method=method, state=state, device=device),
+        ),
+    }
+    found: dict[Question, GroupCounts] = {}
+    for name, noise_multiplier in noise_multipliers.items():
+        if noise_multiplier is None:
+            continue
+        question, answer = ways[name]
+        found[question] = release_group_counts(
+            *answer(),
+            number_of_groups,
+            noise_multiplier,
+            question=question,
+            ledger=run.ledger,
+            noise=run.noise,
+            step=run.state.step + len(found),
+        )
+    return found
 
 
 def _fit_plain(
@@ -349,14 +388,14 @@ class _Reporter:
             self._on_epoch(line)
 
 
-def _check_counts(groups: Any, number_of_groups: int | None, epsilon: float | None) -> None:
+def _check_counts(name: str, groups: Any, number_of_groups: int | None, epsilon: float | None) -> None:
     if epsilon == math.inf:
         raise BadArgument(
-            "group_counts with epsilon=inf: training without privacy keeps no ledger to pay from; leave it out"
+            f"{name} with epsilon=inf: training without privacy keeps no ledger to pay from; leave it out"
         )
     if groups is None or number_of_groups is None:
         raise BadArgument(
-            f"group_counts: groups={groups!r}, number_of_groups={number_of_groups!r}; give the group of each record, and how "
+            f"{name}: groups={groups!r}, number_of_groups={number_of_groups!r}; give the group of each record, and how "
             "many groups there are"
         )
     validate.count("number_of_groups", number_of_groups)

@@ -5,6 +5,9 @@ The probe is `Linear(d, 1, bias=False)` with loss <w, x_i>: the gradient of reco
 **Replay** (no statistics). The same run on neighbours B and B + {x}, with the noise held at zero: for hostile x (huge, at the bound, zero, tiny, NaN,
 inf, a duplicate; first, last, alone; split into physical batches) the released sum and every side sum may move by no more than their bounds, and
 everything public (noise std, number of draws, ledger, learning rate) must be the same on both sides. A wrong sensitivity is found with certainty.
+What the ledger charges must cover all draws of the step together: a side query that is noised but not paid for is found here. Then a second step,
+after a first one whose released values were replaced by the same made-up ones on both sides: the method's state must be the same too (it may depend
+on the data through released values alone), and the bounds must hold at that state, where thresholds have moved and differ between groups.
 
 **Statistics.** d records 10 C e_j at rate 1/2: coordinate j is shifted by at most C when record j was drawn. The noise's variance (chi-square),
 shape (Kolmogorov-Smirnov), the shift, independence between halves, steps and queries, and a distribution-free bound on mu (Clopper-Pearson) are tested
@@ -17,6 +20,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -89,6 +93,17 @@ class _Silent(GaussianNoise):
         return tuple(total.clone() for total in sums)
 
 
+class _MadeUp(_Silent):
+    """Gives out made-up answers at the first step, the same whatever the sums are; then as its parent does."""
+
+    def add(self, sums: Sequence[Tensor], std: float, *, step: int) -> tuple[Tensor, ...]:
+        plain = super().add(sums, std, step=step)
+        if step:
+            return plain
+        generator = torch.Generator().manual_seed(SEED + len(self.asked))
+        return tuple(torch.randn(s.shape, generator=generator).to(s) * max(std, 1.0) for s in sums)
+
+
 class _Replayed(NamedTuple):
     sums: list[Tensor]  # the side queries, then the gradient, before noise
     gradient: Tensor  # p.grad times the expected batch size
@@ -121,15 +136,22 @@ def _replay(audit: StepAudit, method: Method, noise_multiplier: float, attach: A
                 without, with_x = base[:0], x[None]
             else:
                 without, with_x = base, torch.cat([x[None], base] if place == "first" else [base, x[None]])
-            one = _run_once(method, without, noise_multiplier, physical, attach)
-            two = _run_once(method, with_x, noise_multiplier, physical, attach)
+            one, two = (_run(method, some, noise_multiplier, physical, attach)[0] for some in (without, with_x))
             _compare(audit, f"{name}, {place}, physical batch {physical}", method, one, two)
+    later = [(name, base, hostile[name]) for name in ("1000 u", "NaN", "against the rest")]
+    # Others of one group alone, and x of another: what a method tells of the groups in a batch shows there.
+    group = base[:, 0] > 0
+    later += [("the first of its group", base[group == side], base[group != side][0]) for side in (True, False)]
+    for name, others_there, x in later:
+        both = (others_there, torch.cat([others_there, x[None]]))
+        one, two = (_run(method, some, noise_multiplier, None, attach, steps=2)[1] for some in both)
+        _compare(audit, f"{name}, at a later step", method, one, two)
 
 
-def _run_once(
-    method: Method, records: Tensor, noise_multiplier: float, physical: int | None, attach: Attach
-) -> _Replayed:
-    """One step on exactly these records: a zero record stands in where there are none, and is never drawn."""
+def _run(
+    method: Method, records: Tensor, noise_multiplier: float, physical: int | None, attach: Attach, steps: int = 1
+) -> list[_Replayed]:
+    """Steps on exactly these records: a zero record stands in where there are none, and is never drawn."""
     width, expected = records.shape[1], EXPECTED
     model = nn.Linear(width, 1, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -146,35 +168,49 @@ def _run_once(
         loss_reduction="sum",
         max_physical_batch=physical,
         seed=SEED,
-        epochs=1,
+        epochs=steps,
         groups=lambda batch: (batch[0][:, 0] > 0).long(),
     )
-    noise = _Silent()
-    private.run.noise = noise
-    state = private.run.state.method
-    shares = private.run.plan.shares(0)
-    for (x,) in private.loader:
-        optimizer.zero_grad()
-        model(x).sum().backward()
-        optimizer.step()
-        if private.stepped:
-            break
-    events = [(event.noise_multiplier, event.count) for event in private.run.ledger.events()]
-    public = {
-        "bound": method.l2_bound(state),
-        "draws and their std": noise.asked,
-        "ledger": events,
-        "learning rate": optimizer.param_groups[0]["lr"],
-        "declared std": [
-            *(q.noise_multiplier * q.l2_bound for q in shares.sides),
-            shares.gradient * method.l2_bound(state),
-        ],
-    }
-    gradient = model.weight.grad
-    private.detach()
-    return _Replayed(
-        noise.sums, gradient.flatten().double() * expected if gradient is not None else torch.zeros(0), public
-    )
+    run, found = private.run, []
+    try:
+        for step in range(steps):
+            noise = run.noise = _Silent() if steps == 1 else _MadeUp()
+            state, before, shares = run.state.method, _charged(private), run.plan.shares(step)
+            for (x,) in private.loader:
+                optimizer.zero_grad()
+                model(x).sum().backward()
+                optimizer.step()
+                if private.stepped:
+                    break
+            public = {
+                "state": {name: _plain(value) for name, value in state._asdict().items()},
+                "bound": method.l2_bound(state),
+                "draws and their std": noise.asked,
+                "ledger": sorted((_charged(private) - before).items()),
+                "learning rate": optimizer.param_groups[0]["lr"],
+                "declared std": [
+                    *(q.noise_multiplier * q.l2_bound for q in shares.sides),
+                    shares.gradient * method.l2_bound(state),
+                ],
+            }
+            gradient = model.weight.grad
+            released = gradient.flatten().double() * expected if gradient is not None else torch.zeros(0)
+            found.append(_Replayed(noise.sums, released, public))
+    finally:
+        private.detach()
+    return found
+
+
+def _charged(private: Private) -> Counter[float]:
+    """Noise multiplier -> steps charged with it so far."""
+    charged: Counter[float] = Counter()
+    for event in private.run.ledger.events():
+        charged[event.noise_multiplier] += event.count
+    return charged
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, Tensor) else value
 
 
 def _compare(audit: StepAudit, name: str, method: Method, one: _Replayed, two: _Replayed) -> None:
@@ -196,9 +232,29 @@ def _compare(audit: StepAudit, name: str, method: Method, one: _Replayed, two: _
         one.public == two.public,
         f"the same on both sides ({name}): {_difference(one.public, two.public)}",
     )
+    audit.note(
+        "post-processing",
+        one.public["state"] == two.public["state"],
+        f"the method's state is the same on both sides ({name})",
+    )
     asked = [std for std, _ in two.public["draws and their std"]]
+    _check_charge(audit, name, asked, bounds, two.public["ledger"])
     audit.note("noise std", asked == two.public["declared std"], f"declared and drawn ({name}): {asked}")
     audit.note("finite", all(bool(s.isfinite().all()) for s in two.sums), f"sums are finite ({name})")
+
+
+def _check_charge(
+    audit: StepAudit, name: str, stds: Sequence[float], bounds: Sequence[float], ledger: Sequence[tuple[float, int]]
+) -> None:
+    """All draws of a step are one Gaussian release, with the joint multiplier (sum_k (bound_k / std_k)^2)^-1/2."""
+    spent = math.sqrt(sum((bound / std) ** 2 if std else math.inf for bound, std in zip(bounds, stds, strict=True)))
+    joint = 1 / spent if spent else math.inf
+    charged = [multiplier for multiplier, count in ledger for _ in range(count)]
+    audit.note(
+        "charged",
+        len(charged) == 1 and joint >= charged[0] * (1 - 1e-9),
+        f"noise multiplier of all draws together {joint:.6g}, charged {charged} ({name})",
+    )
 
 
 def _queries(method: Method) -> tuple:

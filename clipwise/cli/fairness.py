@@ -52,7 +52,7 @@ def fairness(
     """Compare methods by what privacy costs each group: a table, JSON and pictures, with intervals."""
     from clipwise.fairness import show
     from clipwise.fairness.study import compare
-    from clipwise.report.plots import png
+    from clipwise.report import grouped_bars, plots
     from clipwise.run_folder import finite
 
     options = {"data": data, "model": model, "epochs": epochs, "batch": batch, "lr": lr, "delta": delta}
@@ -77,7 +77,11 @@ def fairness(
     rows = compare(made, lines, folder, group_by=grouping, pairs=pairs)
     command = _command(file, options, methods, epsilon, groups or [], group_by, seeds, quick)
     made.about(command).write(folder)  # `clipwise report` draws the folder as it does any study
-    table = show.to_markdown(made, rows, command, grouping)
+    lines_drawn, bars_drawn = show.to_figures(rows), show.to_bars(rows)
+    pictures = {f"{figure.name}.png": plots.png(figure) for figure in lines_drawn}
+    pictures |= {f"{chart.name}.png": grouped_bars.png(chart) for chart in bars_drawn}
+    alts = {f"{figure.name}.png": figure.alt() for figure in lines_drawn}
+    alts |= {f"{chart.name}.png": chart.alt() for chart in bars_drawn}
     found = finite(
         {
             "study": made.name,
@@ -86,17 +90,24 @@ def fairness(
             "out": str(folder),
             "finished": len(lines),
             "failed": len(failures),
+            "pictures": alts,
             "rows": [row.to_dict() for row in rows],
         }
     )
-    files = {"fairness.md": table.encode(), "fairness.json": (json.dumps(found, indent=1) + "\n").encode()}
-    files |= {f"{figure.name}.png": png(figure) for figure in show.to_figures(rows)}
+    written = json.dumps(found, indent=1) + "\n"
+
+    def page(prefix: str) -> bytes:
+        named = {f"{prefix}{file}": alt for file, alt in alts.items()}
+        return show.to_markdown(made, rows, command, grouping, named).encode()
+
+    files = {"fairness.md": page(""), "fairness.json": written.encode(), **pictures}
     for name, content in files.items():
         (folder / name).write_bytes(content)
     if publish is not None:
         publish.mkdir(parents=True, exist_ok=True)
         for name in (*files, "results.jsonl"):
             shutil.copyfile(folder / name, publish / f"{made.name}-{name}")
+        (publish / f"{made.name}-fairness.md").write_bytes(page(f"{made.name}-"))
     if as_json:
         output.print_json(found)
         raise typer.Exit(1 if failures else 0)

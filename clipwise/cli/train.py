@@ -72,6 +72,10 @@ def train(
         float | None,
         typer.Option(help="Release accuracy by group on training records with this noise std, from the same budget."),
     ] = None,
+    clipped_counts: Annotated[
+        float | None,
+        typer.Option(help="Release how many training records of each group are clipped, in the same way."),
+    ] = None,
     unsafe_diagnostics: Annotated[
         bool | None,
         typer.Option("--unsafe-diagnostics", help="Print exact figures on training records: not private."),
@@ -137,6 +141,7 @@ def train(
         "allow_unsound": allow_unsound,
         "group_by": group_by,
         "group_counts": group_counts,
+        "clipped_counts": clipped_counts,
         "unsafe_diagnostics": unsafe_diagnostics,
         "epochs": epochs,
         "batch": batch,
@@ -237,9 +242,10 @@ def _group_rows(result: Mapping[str, Any]) -> list[str]:
             rows.append(
                 f"by {name:<7} lowest {figures['worst_group_accuracy']['value']:.2%} (group {figures['worst_group']})"
             )
-    for row in result.get("group_counts", {}).get("groups", []):
-        value = row.get("note") or f"{row['accuracy']:.2%}"
-        rows.append(f"released   group {row['group']}: {value} on training records")
+    for key, share, word in (("group_counts", "accuracy", "right"), ("clipped_counts", "clipped_share", "clipped")):
+        for row in result.get(key, {}).get("groups", []):
+            value = row.get("note") or f"{row[share]:.2%} {word}"
+            rows.append(f"released   group {row['group']}: {value} on training records")
     for name, figures in result.get("unsafe_by_group", {}).items():
         rows += [
             f"NOT PRIVATE  {name} {row['group']}: {row.get('note') or format(row['accuracy'], '.2%')} on training records"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from clipwise.evaluation import EVALUATION_ROWS
-from clipwise.fairness import metrics
+from clipwise.fairness import intervals, metrics
 from clipwise.fairness.grouping import BY_CLASS
 from clipwise.fairness.metrics import Array, Measure
 
@@ -96,10 +96,15 @@ def _of_grouping(name: str, answers: Answers, names: tuple[str, ...], numbers: A
     sizes = np.bincount(numbers, minlength=count).tolist()
     worst, lowest = metrics.worst_group(accuracies)
     if name == BY_CLASS:  # a group holds one class alone: odds and rates of it have nothing to be compared with
-        parity = odds = Measure(None, "the groups are the classes")
+        parity = odds = Measure(None, "the groups are the classes").to_dict()
     else:
-        parity = metrics.demographic_parity_difference(answers.predicted, numbers, count, classes)
-        odds = metrics.equalised_odds_difference(answers.targets, answers.predicted, numbers, count, classes)
+        found = intervals.difference_intervals(answers.targets, answers.predicted[None], numbers, count, classes)
+        parity = intervals.with_interval(
+            metrics.demographic_parity_difference(answers.predicted, numbers, count, classes), found.parity
+        )
+        odds = intervals.with_interval(
+            metrics.equalised_odds_difference(answers.targets, answers.predicted, numbers, count, classes), found.odds
+        )
     return {
         "groups": [
             {
@@ -113,6 +118,6 @@ def _of_grouping(name: str, answers: Answers, names: tuple[str, ...], numbers: A
         ],
         "worst_group": None if worst is None else names[worst],
         "worst_group_accuracy": lowest.to_dict(),
-        "demographic_parity_difference": parity.to_dict(),
-        "equalised_odds_difference": odds.to_dict(),
+        "demographic_parity_difference": parity,
+        "equalised_odds_difference": odds,
     }

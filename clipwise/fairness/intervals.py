@@ -13,15 +13,16 @@ Reference: Efron, Tibshirani, "An introduction to the bootstrap" (1993), percent
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from clipwise import validate
-from clipwise.fairness.metrics import NOT_FINITE, ONE_CLASS, Array, binary_columns
+from clipwise.fairness.metrics import NO_RECORDS, NOT_FINITE, ONE_CLASS, Array, Measure, binary_columns
 from clipwise.types import BadArgument
 
 RESAMPLES = 1000
+AUC_RESAMPLES = 200  # each sorts all records once a class
 LEVEL = 0.95
 _CELLS = 4_000_000  # of a matrix of draws held at once
 
@@ -32,6 +33,9 @@ class Interval(NamedTuple):
     low: float | None
     high: float | None
     note: str = ""
+
+    def to_list(self) -> list[float] | None:
+        return None if self.low is None or self.high is None else [self.low, self.high]
 
 
 class Resampled(NamedTuple):
@@ -100,34 +104,112 @@ def worst_gap_interval(costs: Array, level: float = LEVEL) -> Interval:
 
 
 def roc_auc_interval(
-    targets: Array, scores: Array, *, resamples: int = RESAMPLES, seed: int = 0, level: float = LEVEL
+    targets: Array, scores: Array, *, resamples: int = AUC_RESAMPLES, seed: int = 0, level: float = LEVEL
 ) -> Interval:
-    """Of `roc_auc`, over test records drawn again within each class."""
+    """Of `roc_auc`, over test records drawn again within each class. Scores of several runs, (runs, records, classes), give
+    the interval of their mean: the same records for all runs, and runs drawn again as well."""
     targets, scores = np.asarray(targets), np.asarray(scores, dtype=float)
+    validate.count("resamples", resamples)
+    each = scores if scores.ndim == 3 else scores[None]
+    if not len(each) or each.shape[1] != len(targets):
+        raise BadArgument(
+            f"scores: shape {scores.shape} for {len(targets)} records; give one row for each, of one run or more"
+        )
     if not np.isfinite(scores).all():
         return Interval(None, None, NOT_FINITE)
+    if not len(targets):
+        return Interval(None, None, NO_RECORDS)
     if len(np.unique(targets)) < 2:
         return Interval(None, None, ONE_CLASS)
-    columns = {c: column for c, column in binary_columns(scores).items() if (targets == c).any()}
-    rng, areas = np.random.default_rng(seed), np.zeros(resamples)
+    rng, areas = np.random.default_rng(seed), np.zeros((len(each), resamples))
     for rows in _pieces(resamples, len(targets)):
-        weights = np.empty((rows.stop - rows.start, len(targets)))
+        weights = np.empty((rows.stop - rows.start, len(targets)), np.float32)  # counts: exact up to 16 million records
         for c in np.unique(targets):
             members = np.flatnonzero(targets == c)
             weights[:, members] = _draws(len(members), len(weights), rng)
-        areas[rows] = np.mean([_areas(targets == c, column, weights) for c, column in columns.items()], axis=0)
-    return percentile(areas, level)
+        for run, own in enumerate(each):
+            columns = {c: column for c, column in binary_columns(own).items() if (targets == c).any()}
+            areas[run, rows] = np.mean([_areas(targets == c, column, weights) for c, column in columns.items()], axis=0)
+    return percentile((areas.T * _draws(len(each), resamples, rng) / len(each)).sum(1), level)
+
+
+class Differences(NamedTuple):
+    """Intervals of the two differences between groups."""
+
+    parity: Interval
+    odds: Interval
+
+
+def difference_intervals(
+    targets: Array,
+    predicted: Array,
+    groups: Array,
+    number_of_groups: int,
+    classes: int,
+    *,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+    level: float = LEVEL,
+) -> Differences:
+    """Of `demographic_parity_difference` and `equalised_odds_difference`, as means over runs; `predicted` is (runs, records).
+    Records are drawn again within each group and class, the same for all runs; runs are drawn again as well. Where the
+    figure itself does not exist (see metrics.py) there is no interval."""
+    targets, predicted, groups = (np.asarray(a) for a in (targets, predicted, groups))
+    validate.count("resamples", resamples)
+    if predicted.ndim != 2 or not len(predicted) or not predicted.shape[1] == len(targets) == len(groups):
+        raise BadArgument(
+            f"predicted {predicted.shape} for {len(targets)} records; give (runs, records), one run or more"
+        )
+    rng, runs = np.random.default_rng(seed), len(predicted)
+    sizes = np.zeros((number_of_groups, classes))
+    chosen = np.zeros((resamples, runs, number_of_groups, classes, classes))  # draw, run, group, target, prediction
+    for g in range(number_of_groups):
+        for t in range(classes):
+            members = np.flatnonzero((groups == g) & (targets == t))
+            sizes[g, t] = len(members)
+            if not len(members):
+                continue
+            hits = (predicted[:, members, None] == np.arange(classes)).transpose(1, 0, 2).reshape(len(members), -1)
+            for rows in _pieces(resamples, len(members)):
+                drawn = _draws(len(members), rows.stop - rows.start, rng) @ hits.astype(float)
+                chosen[rows, :, g, t] = drawn.reshape(-1, runs, classes)
+    present = sizes.sum(1) > 0
+    chosen, sizes = chosen[:, :, present], sizes[present]
+    if len(sizes) < 2:
+        nothing = Interval(None, None, "fewer than two groups have members")
+        return Differences(nothing, nothing)
+    weights = _draws(runs, resamples, rng) / runs
+
+    def of(shares: Array) -> Array:
+        """(draw, run, group, figure) -> a draw's figure: the largest range over the groups, averaged over its runs."""
+        return ((shares.max(2) - shares.min(2)).max(-1) * weights).sum(1)
+
+    parity = percentile(of(chosen.sum(3) / sizes.sum(1)[:, None]), level)
+    others = sizes.sum(1)[:, None] - sizes
+    if not (sizes.all() and others.all()):
+        return Differences(parity, Interval(None, None, "a group lacks a class, or has nothing else"))
+    right = np.diagonal(chosen, axis1=3, axis2=4)
+    true, false = right / sizes, (chosen.sum(3) - right) / others
+    return Differences(parity, percentile(of(np.concatenate([true, false], axis=-1)), level))
+
+
+def with_interval(measure: Measure, interval: Interval) -> dict[str, Any]:
+    """For JSON: a figure with its interval, where both exist."""
+    known = measure.value is not None and interval.low is not None
+    return {**measure.to_dict(), **({"interval": interval.to_list()} if known else {})}
 
 
 def _areas(positive: Array, score: Array, weights: Array) -> Array:
     """The area under the ROC curve for each row of weights: the chance that a positive record scores above a negative
     one, ties counting half."""
     order = np.argsort(score, kind="stable")
-    starts = np.flatnonzero(np.diff(score[order], prepend=-np.inf))  # of runs of equal scores
-    up = np.add.reduceat(np.where(positive[order], weights[:, order], 0), starts, axis=1)
-    down = np.add.reduceat(np.where(positive[order], 0, weights[:, order]), starts, axis=1)
-    below = np.cumsum(down, axis=1) - down
-    return (up * (below + down / 2)).sum(1) / (up.sum(1) * down.sum(1))
+    sorted_scores, drawn = score[order], weights[:, order]
+    below = np.zeros((len(weights), len(score) + 1), weights.dtype)  # weight of the negatives before each place
+    np.cumsum(np.where(positive[order], 0, drawn), axis=1, out=below[:, 1:])
+    own = np.flatnonzero(positive[order])
+    first, last = (np.searchsorted(sorted_scores, sorted_scores[own], side) for side in ("left", "right"))
+    up = drawn[:, own].astype(float)
+    return (up * (below[:, first].astype(float) + below[:, last]) / 2).sum(1) / (up.sum(1) * below[:, -1])
 
 
 def _draws(size: int, resamples: int, rng: np.random.Generator) -> Array:

@@ -96,6 +96,60 @@ def test_auc_interval_is_around_the_auc(classes):
     assert 0.01 < high - low < 0.15
 
 
+def test_auc_of_several_runs():
+    """Runs that are all alike give the interval of one; runs far apart, one as wide as they are."""
+    rng = np.random.default_rng(0)
+    targets = rng.integers(0, 2, 400)
+    good = rng.normal(size=(400, 2)) + 3 * np.eye(2)[targets]
+    bad = rng.normal(size=(400, 2))
+    one, same = (intervals.roc_auc_interval(targets, scores) for scores in (good, np.array([good] * 3)))
+    assert same == pytest.approx((*one[:2], ""), abs=1e-12)
+    low, high, _ = intervals.roc_auc_interval(targets, np.array([good, bad, bad]))
+    areas = [metrics.roc_auc(targets, scores).value for scores in (good, bad, bad)]
+    assert low < np.mean(areas) < high
+    assert high - low == pytest.approx(areas[0] - areas[1], rel=0.25)
+
+
+@pytest.mark.parametrize("false_positives", [False, True])
+def test_differences_against_a_loop(false_positives):
+    """Every draw made by hand: the same records for both runs, and the figures of metrics.py on them. Groups differ in how
+    often the model is right, or only in what it takes for what when it is wrong."""
+    rng = np.random.default_rng(0)
+    targets, groups = rng.integers(0, 3, 240), rng.integers(0, 2, 240)
+    if false_positives:
+        wrong = np.where(groups == 0, np.where(targets == 1, 0, 1), np.where(targets == 0, 2, 0))
+        predicted = np.where(rng.random((2, 240)) < 0.6, targets, wrong)
+    else:
+        predicted = np.where(rng.random((2, 240)) < 0.6 + 0.2 * groups, targets, rng.integers(0, 3, (2, 240)))
+    found = intervals.difference_intervals(targets, predicted, groups, 2, 3, resamples=4000)
+    strata = [np.flatnonzero((groups == g) & (targets == t)) for g in (0, 1) for t in (0, 1, 2)]
+    parity, odds = [], []
+    for _ in range(500):
+        rows = np.concatenate([rng.choice(members, len(members)) for members in strata])
+        drawn = [predicted[run][rows] for run in rng.integers(0, 2, 2)]
+        parity.append(np.mean([metrics.demographic_parity_difference(p, groups[rows], 2, 3).value for p in drawn]))
+        odds.append(
+            np.mean([metrics.equalised_odds_difference(targets[rows], p, groups[rows], 2, 3).value for p in drawn])
+        )
+    for interval, draws in ((found.parity, parity), (found.odds, odds)):
+        wanted = np.quantile(draws, [0.025, 0.975])
+        assert interval[:2] == pytest.approx(list(wanted), abs=0.03)
+        assert interval.high - interval.low > 0.1
+
+
+def test_differences_of_degenerate_groups_are_named():
+    targets, groups = np.array([0, 0, 1, 0]), np.array([0, 0, 0, 1])
+    found = intervals.difference_intervals(targets, targets[None], groups, 3, 2, resamples=20)
+    assert found.parity.low is not None  # group 2 is empty, and left out
+    assert found.odds == (None, None, "a group lacks a class, or has nothing else")
+    lonely = intervals.difference_intervals(targets, targets[None], groups * 0, 2, 2, resamples=20)
+    assert lonely.parity.note == lonely.odds.note == "fewer than two groups have members"
+    none = np.zeros(0, int)
+    assert intervals.difference_intervals(none, none[None], none, 2, 2).parity.low is None
+    without = intervals.with_interval(metrics.Measure(None, "why"), found.parity)
+    assert without == {"value": None, "note": "why"}
+
+
 def test_what_has_no_interval_is_named():
     plain, private, groups = case()
     costs = intervals.resample(plain, private, groups, 3, resamples=20).costs
@@ -105,6 +159,9 @@ def test_what_has_no_interval_is_named():
     assert intervals.worst_gap_interval(costs[:, 1:]).low is None
     assert intervals.roc_auc_interval(np.ones(3, int), np.zeros(3)).note == metrics.ONE_CLASS
     assert intervals.roc_auc_interval(np.array([0, 1]), np.array([0, np.nan])).note == metrics.NOT_FINITE
+    assert intervals.roc_auc_interval(np.zeros(0, int), np.zeros((0, 2))).note == metrics.NO_RECORDS
+    equal = intervals.roc_auc_interval(np.array([0, 1, 1]), np.zeros(3))
+    assert (equal.low, equal.high) == (0.5, 0.5)  # as the figure itself
 
 
 def test_bad_arguments():
@@ -115,3 +172,7 @@ def test_bad_arguments():
         intervals.resample(plain[:0], private, groups, 2)
     with pytest.raises(BadArgument, match="resamples"):
         intervals.resample(plain, private, groups, 2, resamples=0)
+    with pytest.raises(BadArgument, match="scores"):
+        intervals.roc_auc_interval(np.array([0, 1]), np.zeros((3, 2)))
+    with pytest.raises(BadArgument, match="predicted"):
+        intervals.difference_intervals(np.array([0, 1]), np.array([0, 1]), np.array([0, 1]), 2, 2)

@@ -23,6 +23,7 @@ from clipwise.types import BadArgument
 Array = np.ndarray[Any, np.dtype[Any]]
 
 NO_MEMBERS = "the group has no members"
+NO_RECORDS = "there are no records"
 ONE_CLASS = "all records are of one class"
 NOT_FINITE = "a score is not finite"
 ALL_EQUAL = "all predictions are equal"
@@ -93,7 +94,7 @@ def demographic_parity_difference(predicted: Array, groups: Array, number_of_gro
     """
     predicted, groups = _aligned(number_of_groups, predicted=predicted, groups=groups)
     if not len(predicted):
-        return Measure(None, "there are no records")
+        return Measure(None, NO_RECORDS)
     chosen = [[predicted[groups == g] == c for g in range(number_of_groups)] for c in range(classes)]
     found = [_range(by_group) for by_group in chosen]
     notes = [_left_out(number_of_groups - len(np.unique(groups))), ALL_EQUAL if _all_equal(predicted) else ""]
@@ -111,7 +112,7 @@ def equalised_odds_difference(
     """
     targets, predicted, groups = _aligned(number_of_groups, targets=targets, predicted=predicted, groups=groups)
     if not len(targets):
-        return Measure(None, "there are no records")
+        return Measure(None, NO_RECORDS)
     if len(np.unique(groups)) < 2:
         return Measure(None, "fewer than two groups have members")
     found = []
@@ -138,7 +139,7 @@ def roc_auc(targets: Array, scores: Array) -> Measure:
     if not np.isfinite(scores).all():
         return Measure(None, NOT_FINITE)
     if not len(targets):
-        return Measure(None, "there are no records")
+        return Measure(None, NO_RECORDS)
     if len(np.unique(targets)) < 2:
         return Measure(None, ONE_CLASS)
     columns = binary_columns(scores)

@@ -1,7 +1,8 @@
-"""Accuracy by group on *protected* records, released with noise and paid for.
+"""A yes-or-no question by group on *protected* records, released with noise and paid for: is the model right on a record
+(accuracy by group), is the record's gradient clipped (clipped share by group)?
 
-One Gaussian release of 2K counts: how many records of each group the model is right on, and how many not. Each record is
-in one group, and right or not: its row is one-hot, so that adding or removing it moves the counts by at most 1 in l2.
+One Gaussian release of 2K counts: of how many records of each group it is true, and of how many not. Each record is
+in one group, and one of the two: its row is one-hot, so that adding or removing it moves the counts by at most 1 in l2.
 All records are read, so that the event has sample rate 1: `StepEvent(1, noise_multiplier)`, charged before the noise
 exists. The model must be one that the same ledger has paid for (or public): the counts depend on the records through
 it, and that is composition.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,73 +30,88 @@ from clipwise.types import BadArgument
 L2_BOUND = 1.0  # of a one-hot row
 
 
-def count_event(noise_multiplier: float) -> StepEvent:
-    """What the release costs, known before it is made."""
-    return StepEvent(1.0, validate.positive("group_counts", noise_multiplier, "give noise std / 1, such as 20"))
+class Question(NamedTuple):
+    """What is counted, in words: of a record it is true of, of any other, and of the share."""
+
+    yes: str
+    no: str
+    share: str
+
+
+RIGHT = Question("right", "wrong", "accuracy")
+CLIPPED = Question("clipped", "not_clipped", "clipped_share")
+
+
+def count_event(noise_multiplier: float, name: str = "group_counts") -> StepEvent:
+    """What the release costs, known before it is made; `name` is the option that asked for it."""
+    return StepEvent(1.0, validate.positive(name, noise_multiplier, "give noise std / 1, such as 20"))
 
 
 @dataclass(frozen=True)
 class GroupCounts:
     """Noised counts, and nothing else."""
 
-    right: tuple[float, ...]
-    wrong: tuple[float, ...]
+    question: Question
+    yes: tuple[float, ...]
+    no: tuple[float, ...]
     noise_multiplier: float
 
-    def accuracy(self, group: int) -> Measure:
-        """right / all of a group, kept within 0..1; None where the noise drowns the group."""
-        everyone = self.right[group] + self.wrong[group]
+    def share(self, group: int) -> Measure:
+        """yes / all of a group, kept within 0..1; None where the noise drowns the group."""
+        everyone = self.yes[group] + self.no[group]
         if everyone <= 2 * math.sqrt(2) * self.noise_multiplier:  # two standard deviations of the sum of two counts
             return Measure(None, "the group is too small for this noise")
-        return Measure(min(1.0, max(0.0, self.right[group] / everyone)))
+        return Measure(min(1.0, max(0.0, self.yes[group] / everyone)))
 
     def interval(self, group: int, level: float = 0.95) -> tuple[float, float] | None:
-        """Where the exact accuracy lies, with this probability over the noise (to first order)."""
-        accuracy = self.accuracy(group).value
-        if accuracy is None:
+        """Where the exact share lies, with this probability over the noise (to first order)."""
+        share = self.share(group).value
+        if share is None:
             return None
-        everyone = self.right[group] + self.wrong[group]
+        everyone = self.yes[group] + self.no[group]
         half = NormalDist().inv_cdf((1 + level) / 2) * self.noise_multiplier / everyone
-        half *= math.sqrt(accuracy**2 + (1 - accuracy) ** 2)
-        return max(0.0, accuracy - half), min(1.0, accuracy + half)
+        half *= math.sqrt(share**2 + (1 - share) ** 2)
+        return max(0.0, share - half), min(1.0, share + half)
 
     def to_list(self, names: tuple[str, ...]) -> list[dict[str, Any]]:
         rows = []
         for place, name in enumerate(names):
-            accuracy, interval = self.accuracy(place), self.interval(place)
+            share, interval = self.share(place), self.interval(place)
             rows.append(
                 {
                     "group": name,
-                    "right": self.right[place],
-                    "wrong": self.wrong[place],
-                    "accuracy": accuracy.value,
+                    self.question.yes: self.yes[place],
+                    self.question.no: self.no[place],
+                    self.question.share: share.value,
                     "interval": None if interval is None else list(interval),
-                    **({"note": accuracy.note} if accuracy.note else {}),
+                    **({"note": share.note} if share.note else {}),
                 }
             )
         return rows
 
 
 def release_group_counts(
-    right: Tensor,
+    answers: Tensor,
     groups: Tensor,
     number_of_groups: int,
     noise_multiplier: float,
     *,
+    question: Question = RIGHT,
     ledger: Ledger,
     noise: GaussianNoise,
     step: int,
 ) -> GroupCounts:
-    """Charge, then count with noise. `right` says of each record whether the model is right; `step` numbers the release
-    in ledger and noise, after all steps of the run."""
+    """Charge, then count with noise. `answers` answers the question for each record; `step` numbers the release in ledger and
+    noise, after all steps of the run."""
     event = count_event(noise_multiplier)
     validate.count("number_of_groups", number_of_groups)
-    if right.dim() != 1 or groups.shape != right.shape:
-        raise BadArgument(f"groups: shape {tuple(groups.shape)} for {tuple(right.shape)} answers; give one a record")
+    if answers.dim() != 1 or groups.shape != answers.shape:
+        raise BadArgument(f"groups: shape {tuple(groups.shape)} for {tuple(answers.shape)} answers; give one a record")
     place = groups.long().clamp(0, number_of_groups - 1)  # a strange label joins a neighbour, and stays one-hot
-    place = place + number_of_groups * (~right.bool()).long()
-    ledger.charge(step, event, note={"release": "counts right and wrong by group"})
+    place = place + number_of_groups * (~answers.bool()).long()
+    ledger.charge(step, event, note={"release": f"counts {question.yes} and {question.no} by group"})
     counts = torch.bincount(place, minlength=2 * number_of_groups).double()
     (noised,) = noise.add([counts], noise_multiplier * L2_BOUND, step=step)
     values = noised.tolist()
-    return GroupCounts(tuple(values[:number_of_groups]), tuple(values[number_of_groups:]), float(noise_multiplier))
+    yes, no = values[:number_of_groups], values[number_of_groups:]
+    return GroupCounts(question, tuple(yes), tuple(no), float(noise_multiplier))

@@ -7,16 +7,16 @@ import torch
 
 from clipwise.accounting import StepEvent, epsilon
 from clipwise.accounting.ledger import Ledger
-from clipwise.fairness.release import GroupCounts, release_group_counts
+from clipwise.fairness.release import RIGHT, GroupCounts, release_group_counts
 from clipwise.keystream import Key
 from clipwise.noise import GaussianNoise
 from clipwise.types import BadArgument
 
-RIGHT = torch.tensor([True, True, False, True, False])
+ANSWERS = torch.tensor([True, True, False, True, False])
 GROUPS = torch.tensor([0, 0, 0, 1, 2])
 
 
-def released(right=RIGHT, groups=GROUPS, number=3, noise=4.0, ledger=None, source=None):
+def released(right=ANSWERS, groups=GROUPS, number=3, noise=4.0, ledger=None, source=None):
     return release_group_counts(
         right,
         groups,
@@ -30,17 +30,17 @@ def released(right=RIGHT, groups=GROUPS, number=3, noise=4.0, ledger=None, sourc
 
 def test_counts_by_hand():
     counts = released(noise=1e-6)
-    assert counts.right == pytest.approx([2, 1, 0], abs=1e-4)
-    assert counts.wrong == pytest.approx([1, 0, 1], abs=1e-4)
+    assert counts.yes == pytest.approx([2, 1, 0], abs=1e-4)
+    assert counts.no == pytest.approx([1, 0, 1], abs=1e-4)
 
 
 def test_one_record_moves_the_counts_by_one():
     """Whatever it is: of any group, right or wrong, or with a label that is no group. The noise is the same on both."""
-    everyone = torch.tensor(released().right + released().wrong)
+    everyone = torch.tensor(released().yes + released().no)
     for right in (True, False):
         for group in (0, 1, 2, -1, 99):
-            more = released(torch.cat([RIGHT, torch.tensor([right])]), torch.cat([GROUPS, torch.tensor([group])]))
-            moved = torch.tensor(more.right + more.wrong) - everyone
+            more = released(torch.cat([ANSWERS, torch.tensor([right])]), torch.cat([GROUPS, torch.tensor([group])]))
+            moved = torch.tensor(more.yes + more.no) - everyone
             assert float(moved.norm()) == pytest.approx(1.0, abs=1e-5)
 
 
@@ -76,18 +76,18 @@ def test_no_noise_without_a_charge():
 def test_the_noise_is_as_large_as_it_says():
     number = 4000
     counts = released(torch.zeros(0, dtype=torch.bool), torch.zeros(0, dtype=torch.long), number, noise=7.0)
-    values = torch.tensor(counts.right + counts.wrong)
+    values = torch.tensor(counts.yes + counts.no)
     assert float(values.std()) == pytest.approx(7.0, rel=4 / math.sqrt(2 * 2 * number))
     assert float(values.mean()) == pytest.approx(0.0, abs=4 * 7 / math.sqrt(2 * number))
 
 
 def test_a_group_that_the_noise_drowns_is_named():
-    counts = GroupCounts((5.0, 90.0, -3.0, 120.0), (3.0, 10.0, 1.0, -4.0), 5.0)
-    assert counts.accuracy(0).value is None
-    assert counts.accuracy(2) == (None, "the group is too small for this noise")
+    counts = GroupCounts(RIGHT, (5.0, 90.0, -3.0, 120.0), (3.0, 10.0, 1.0, -4.0), 5.0)
+    assert counts.share(0).value is None
+    assert counts.share(2) == (None, "the group is too small for this noise")
     assert counts.interval(2) is None
-    assert counts.accuracy(1).value == pytest.approx(0.9)
-    assert counts.accuracy(3).value == 1.0  # not above
+    assert counts.share(1).value == pytest.approx(0.9)
+    assert counts.share(3).value == 1.0  # not above
     rows = counts.to_list(("a", "b", "c", "d"))
     assert [row["group"] for row in rows if "note" in row] == ["a", "c"]
 

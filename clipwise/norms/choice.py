@@ -22,7 +22,7 @@ from clipwise.norms.kernel import Call, Part, Way, split
 REPEATS = 3
 SECONDS_PER_BYTE = 0.1 / 2**30  # page faults take 0.2 to 2 s a GB; most memory has been handed out before
 FEWEST = 4  # direct for less than one row in so many is not worth a split
-SPLIT_SHARE = 0.75  # of the cap, for a layer over it: it is split anyway, and a little lower costs little more
+SPLIT_SHARE = 0.625  # of the cap, for a layer over it: it is split anyway, and a little lower costs little more
 
 
 class Chooser:

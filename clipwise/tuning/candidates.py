@@ -109,7 +109,7 @@ def make_candidates(
             )
         if not isinstance(axis, Range) and not len(axis):
             raise BadArgument(f"search: {name!r} has no values; give some, such as {name}=0.1,0.5")
-    for name in ("group_counts", "unsafe_diagnostics"):
+    for name in ("group_counts", "clipped_counts", "unsafe_diagnostics"):
         if options.get(name):
             raise BadArgument(
                 f"{name}={options[name]!r} shows more of the data than the plan of a search counts; leave it out, and ask for it "
