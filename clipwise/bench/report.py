@@ -24,7 +24,7 @@ batch.
   DPMultiheadAttention.
 - **Memory**: a fresh process for each figure: peak resident memory (VmHWM) of making the model and two steps, over the
   resident memory once the method's own library is imported (which favours one that imports much). Weights, gradients, activations and what libraries load on first use
-  count; so does the choice of kernels. The second table is stricter: how much the second step alone grew beyond the
+  count; so does the choice of kernels, which this process makes by its own clock, where fresh memory is dear. The second table is stricter: how much the second step alone grew beyond the
   state before it, so that what every method needs alike does not dilute the ratio. The target is for the first.
 """
 

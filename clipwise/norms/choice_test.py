@@ -131,6 +131,16 @@ def test_a_spare_way_serves_only_the_rows_that_direct_may_not_store():
         assert kernel.asked == asked  # nothing was timed
 
 
+def test_all_layers_together_store_no_more_than_their_room():
+    kernel, chooser = Watched(), Chooser(by_rule=True, max_direct_bytes=10 * ROW)
+    for _ in range(2):  # batches
+        kernel.asked.clear()
+        chooser.start()
+        for _ in range(5):
+            chooser.part(*one(kernel, 10))
+        assert kernel.asked == [("direct", 10)] * 3 + [("ghost", 10)] * 2
+
+
 def test_a_kernel_without_another_way_is_stored_whole():
     class Only(Kernel):
         direct = LINEAR.direct
