@@ -34,7 +34,7 @@ from clipwise.types import LoopMisuse, Unsupported
 
 # A layer and physical batch: beyond it gradients are not stored where there is a choice. glibc takes larger blocks from
 # the system every time anew.
-DIRECT_BYTES = 34 * 2**20
+DIRECT_BYTES = 28 * 2**20
 
 
 class _Tap(torch.autograd.Function):
@@ -185,7 +185,6 @@ class Bookkeeping:
     def open(self, rows: int) -> None:
         """A physical batch of so many rows begins; what an unfinished one left is dropped."""
         self._pass = _Pass(rows)
-        self._chooser.start()
 
     @property
     def received(self) -> bool:

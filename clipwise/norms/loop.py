@@ -96,8 +96,6 @@ class _Nth:
     def __init__(self, pick: int):
         self.pick, self.most, self.used = pick, 1, []  # type: ignore[var-annotated]
 
-    def start(self) -> None: ...
-
     def part(self, call: Any, saved: Any, b: Tensor) -> Any:
         ways = list(call.kernel.candidates(call, saved, b).items())
         self.most = max(self.most, len(ways))
