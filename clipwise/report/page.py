@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from clipwise.report import grouped_bars, html
-from clipwise.report.bars import Bar, draw_bars
+from clipwise.report import bars, grouped_bars, html
 from clipwise.report.figures import Figure, number, short, wilson
-from clipwise.report.grouped_bars import BarSeries, GroupedBars
+from clipwise.report.grouped_bars import Bar, BarSeries, GroupedBars
 from clipwise.report.run_record import RunRecord
 from clipwise.report.search import search_section
 from clipwise.report.statement import shown_epsilon
@@ -112,7 +111,7 @@ def _by_group(record: RunRecord) -> list[str]:
     result, sections = record.result, []
     for name, figures in _mappings(result.get("by_group")).items():
         where = "On the test part, which is treated as public."
-        sections.append(_group_section(f"Accuracy by group: {name}", where, figures, _group_bars(name, figures)))
+        sections.append(_group_section(f"Accuracy by group: {name}", where, figures, _accuracy_bars(name, figures)))
     released = result.get("group_counts")
     if isinstance(released, Mapping):
         where = f"On the training records, released with noise (standard deviation {released.get('noise_multiplier')})."
@@ -155,13 +154,13 @@ def _gradient_charts(found: Mapping[str, Any]) -> list[GroupedBars]:
         ("clipped_share", "Share of gradients that are clipped", True),
         ("direction_error", "How far clipping turns the group's mean gradient, in degrees", False),
     ):
-        bars = [
-            None if (value := number(line.get(key))) is None else grouped_bars.Bar(value, *(line.get("interval") or ()))
+        clipped = [
+            None if (value := number(line.get(key))) is None else Bar(value, *(line.get("interval") or ()))
             for line in lines
         ]
-        if any(bars):
+        if any(clipped):
             names = tuple(str(line.get("group")) for line in lines)
-            series = (BarSeries("", tuple(bars)),)
+            series = (BarSeries("", tuple(clipped)),)
             charts.append(
                 GroupedBars(name=key, title=title, y_label="", categories=names, series=series, percent=percent)
             )
@@ -173,19 +172,19 @@ def _mappings(value: Any) -> dict[str, Mapping[str, Any]]:
     return {str(name): item for name, item in found.items() if isinstance(item, Mapping)}
 
 
-def _group_bars(name: str, figures: Mapping[str, Any]) -> str:
+def _accuracy_bars(name: str, figures: Mapping[str, Any]) -> str:
     """Accuracy of each group of public test records with its interval; nothing where the figures are not of that form."""
-    bars = []
+    drawn = []
     for line in figures["groups"] if isinstance(figures.get("groups"), list) else []:
-        share, records = (
-            number(line.get(key)) if isinstance(line, Mapping) else None for key in ("accuracy", "records")
-        )
-        if share is None or not 0 <= share <= 1 or not records or records < 1:
+        known = line if isinstance(line, Mapping) else {}
+        share, records = number(known.get("accuracy")), number(known.get("records"))
+        if share is None or not 0 <= share <= 1 or records is None or records < 1:
             continue
         low, high = wilson(share, int(records))
-        bars.append(Bar(str(line.get("group")), 100 * share, 100 * (low or 0.0), 100 * (high or 0.0), f"{share:.2%}"))
+        ends = (100 * (share if low is None else low), 100 * (share if high is None else high))
+        drawn.append(bars.Bar(str(known.get("group")), 100 * share, *ends, f"{share:.2%}"))
     title = f"Accuracy by {name}, with 95 % intervals (Wilson)"
-    return draw_bars(title, bars) if 1 < len(bars) <= MOST_BARS else ""
+    return bars.draw_bars(title, drawn) if 1 < len(drawn) <= MOST_BARS else ""
 
 
 def _group_section(title: str, where: str, figures: Mapping[str, Any], drawn: str = "") -> str:
