@@ -101,6 +101,7 @@ def test_a_grid_is_paid_for_in_full(in_process, tmp_path):
     assert scores["1"] == tuned.result["accuracy"] > scores["0"]
     statement = (tmp_path / "out" / "statement.md").read_text()
     assert "grid-rdp over 2 candidates, covered by epsilon" in statement
+    assert "NOT CHARGED" not in statement
     assert f"{math.ceil(spent * 1e4) / 1e4:.4f} at 1e-05" in statement
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == (
         tmp_path / "out" / "trials" / "1" / "model.safetensors"
@@ -182,7 +183,10 @@ def test_an_uncharged_search_is_stamped(in_process, tmp_path):
     tuned = clipwise.tune(
         {**OPTIONS, "seed": 2}, RATES, epsilon=2.0, strategy="none", uncharged=True, out=str(tmp_path / "out")
     )
-    assert "NOT CHARGED" in (tmp_path / "out" / "statement.md").read_text()
+    headline = (tmp_path / "out" / "statement.md").read_text().splitlines()[2]
+    assert headline.endswith(
+        "**The search for its options was NOT CHARGED: this counts one run of several on the same data.**"
+    )
     honest = epsilon(charged(tmp_path / "out" / "trials"), tuned.plan.delta).value
     assert tuned.plan.epsilon_composed == pytest.approx(honest, rel=1e-9)
     assert f"{honest:.4f}" in tuned.statement.tuning

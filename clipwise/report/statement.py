@@ -37,6 +37,7 @@ class Statement:
     ledger: str
     ledger_head: str
     tuning: str = "nothing was tuned on this data by Clipwise; runs made before this one are not counted here"
+    search_charged: bool = True  # where a search chose options of this run
     searched: tuple[str, ...] = ()  # options whose choice is covered by epsilon
     figures_by_group: str = "none were computed by Clipwise"
     unsafe_diagnostics: bool = False
@@ -66,6 +67,11 @@ class Statement:
         return [
             f"The released model is **({shown_epsilon(self.epsilon)}, {self.delta:g})-differentially private** with respect to {self.unit}, "
             f"under the relation: {self.neighbours}."
+            + (
+                ""
+                if self.search_charged
+                else " **The search for its options was NOT CHARGED: this counts one run of several on the same data.**"
+            )
         ]
 
     def _rows(self) -> list[tuple[str, str]]:

@@ -72,6 +72,7 @@ def finish(search: Search, chosen: Finished, folder: RunFolder) -> Tuned:
         accountant=f"strategy {plan.strategy.name}",
         ledger="ledger.jsonl (the chosen run; the search is in plan.json)",
         tuning=_sentence(search) + _before(of_run.tuning),
+        search_charged=plan.strategy.charged,
         searched=tuple(chosen.chosen) if plan.strategy.charged else (),
         notes=(*of_run.notes, *_notes(search)),
     )
