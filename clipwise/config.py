@@ -64,6 +64,7 @@ class TrainConfig(BaseModel):
     weight_decay: float = 0.0
     loss: str | None = None  # the model's own by default
     lr_schedule: str = "none"
+    average_weights: float | None = None  # decay of the moving average that is released; 0: the last weights
     pretrained: str | None = None  # a file, a folder or an installed package of weights
     freeze: str | None = None  # the model's own by default
     seed: int | None = None
@@ -128,7 +129,7 @@ class TrainConfig(BaseModel):
         remedy = "give a number well below 1 / number of records, such as 1e-5"
         return value if value is None else validate.probability("delta", value, one_allowed=False, remedy=remedy)
 
-    @field_validator("test_fraction", "momentum")
+    @field_validator("test_fraction", "momentum", "average_weights")
     @classmethod
     def _below_one(cls, value: float | None, info: Any) -> float | None:
         if value is not None and not 0 <= value < 1:
@@ -224,6 +225,7 @@ class TrainConfig(BaseModel):
                 "batch": batch,
                 "lr": self.lr or _RATES.get(self.optimizer, recipe.lr),
                 "momentum": 0.9 if sgd and self.momentum is None else self.momentum,
+                "average_weights": recipe.average_weights if self.average_weights is None else self.average_weights,
             }
         )
 

@@ -126,6 +126,7 @@ def _fit(
         optimizer=settings.make_optimizer,
         loss=str(settings.loss),
         lr_schedule=settings.lr_schedule,
+        average_weights=float(settings.average_weights or 0),
         test=test_part,
         seed=settings.seed,
         accountant=settings.accountant,

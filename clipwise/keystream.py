@@ -1,4 +1,4 @@
-"""Randomness as a function: bytes from (key, purpose, step, rank, stream), an AES-256-CTR keystream.
+"""Randomness as a function: bytes from (key, purpose, step, rank, stream), an AES-128-CTR keystream.
 
 Guarantee: two different (purpose, step, rank, stream) never share a byte of keystream; the same one always gives the
 same bytes. So noise can be tested, cannot be influenced by torch.manual_seed, and cannot be drawn twice by accident.
@@ -42,7 +42,7 @@ class Key:
         start = (
             step.to_bytes(_STEP, "big") + rank.to_bytes(_RANK, "big") + stream.to_bytes(_STREAM, "big") + bytes(_BLOCK)
         )
-        return Cipher(algorithms.AES(self.secret), modes.CTR(start)).encryptor()
+        return Cipher(algorithms.AES128(self.secret[:16]), modes.CTR(start)).encryptor()
 
     def __repr__(self) -> str:  # a key must not reach a log
         return f"Key(seeded={self.seeded})"

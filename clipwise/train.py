@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from clipwise import __version__, validate
+from clipwise.averaging import WeightAverage, check_decay
 from clipwise.clipping import METHODS, Method
 from clipwise.evaluation import accuracy, check_class_targets, mean_loss
 from clipwise.fairness.evaluate import judged
@@ -84,6 +85,7 @@ def fit(
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
     loss: str | Loss | Callable[[Any, Tensor], Tensor] = "cross-entropy",
     lr_schedule: str | LrSchedule | None = None,
+    average_weights: float = 0.0,
     test: Dataset | None = None,
     seed: int | None = None,
     accountant: str = "best",
@@ -102,7 +104,8 @@ def fit(
 
     `train` and `test` are data sets of (input, target); `loss` is the text of one (see losses.py), or a function
     `loss(output, target)`, a mean over the rows. `optimizer` makes the optimizer from the parameters (SGD with momentum
-    by default), `lr_schedule` moves its rate (see lr_schedules.py). `schedule` changes the noise over the run;
+    by default), `lr_schedule` moves its rate (see lr_schedules.py). `average_weights` is the decay of a moving average of
+    the weights: the trained model is that average (see averaging.py). `schedule` changes the noise over the run;
     `allow_unsound` runs a method without a valid guarantee (see `attach`). `on_epoch` gets each line of the history,
     `on_step` the public values of each step, and the number of steps planned.
 
@@ -112,6 +115,7 @@ def fit(
     """
     validate.count("epochs", epochs)
     validate.count("expected_batch_size", expected_batch_size)
+    check_decay(average_weights)
     after = () if group_counts is None else (count_event(group_counts),)
     if group_counts is not None:
         _check_counts(groups, number_of_groups, epsilon)
@@ -138,7 +142,8 @@ def fit(
         inputs, targets = (x.to(device) for x in batch[:2])  # the group may follow
         return compare(model(inputs), targets)
 
-    report = _Reporter(model, made, test, loss, on_epoch, on_step, device)
+    average = WeightAverage(model.parameters(), average_weights)
+    report = _Reporter(model, made, test, loss, on_epoch, on_step, device, average)
     if epsilon == math.inf:
         if noise_multiplier is not None:
             raise BadArgument(
@@ -190,6 +195,7 @@ def fit(
                     optimizer=made,
                     groups=groups,
                 )
+                average.update()
                 report.step(run.state.step, epochs * per_epoch, **run.public_values())
                 rates.after_step()
             spent = run.epsilon() if run.plan.delta is not None else None
@@ -202,6 +208,7 @@ def fit(
             rates.after_epoch(report.figure, higher_is_better=report.higher_is_better)
             if affordable < per_epoch:
                 raise run.exhausted()
+        average.finish()
         if group_counts is not None and groups is not None:
             right, group = judged(model, train, groups, device)
             counts = release_group_counts(
@@ -250,11 +257,13 @@ def _fit_plain(
                 if not info.masked:
                     (loss_of(batch) * (info.rows / (loader.batch_size or 1))).backward()
             optimizer.step()
+            report.average.update()
             done += 1
             report.step(done, epochs * per_epoch, noise_multiplier=0.0)
             rates.after_step()
         report.epoch(epoch, done, epsilon=math.inf, noise_multiplier=0.0)
         rates.after_epoch(report.figure, higher_is_better=report.higher_is_better)
+    report.average.finish()
     statement = Statement(
         private=False,
         epsilon=math.inf,
@@ -302,7 +311,9 @@ class _Reporter:
         on_epoch: Callable[[dict[str, Any]], None] | None,
         on_step: Callable[[dict[str, Any], int], None] | None,
         device: torch.device,
+        average: WeightAverage,
     ):
+        self.average = average
         self.history: list[dict[str, Any]] = []
         self.accuracy: float | None = None
         self.loss: float | None = None
@@ -320,10 +331,11 @@ class _Reporter:
             self._on_step({"step": done, "lr": self._optimizer.param_groups[0]["lr"], **values}, planned)
 
     def epoch(self, epoch: int, step: int, **values: Any) -> None:
-        if self._test is not None and self.higher_is_better:
-            self.accuracy = accuracy(self._model, self._test, self._device)
-        elif self._test is not None:
-            self.loss = mean_loss(self._model, self._test, self._compare, self._device)
+        with self.average.in_place():
+            if self._test is not None and self.higher_is_better:
+                self.accuracy = accuracy(self._model, self._test, self._device)
+            elif self._test is not None:
+                self.loss = mean_loss(self._model, self._test, self._compare, self._device)
         line = {
             "epoch": epoch,
             "step": step,

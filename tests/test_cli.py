@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
-import clipwise.train
+import clipwise.configured_run
 from clipwise import __version__
 from clipwise.cli import app
 from clipwise.types import BudgetExhausted
@@ -267,9 +267,9 @@ def test_a_failed_run_keeps_its_folder_only_if_something_was_spent(monkeypatch):
         ledger.write_text("{}\n")
         raise RuntimeError("lost")
 
-    monkeypatch.setattr(clipwise.train, "fit", nothing_spent)
+    monkeypatch.setattr(clipwise.configured_run, "fit", nothing_spent)
     assert refused(*QUICK, "--out", "a", code=1) == "none left"
-    monkeypatch.setattr(clipwise.train, "fit", half_way)
+    monkeypatch.setattr(clipwise.configured_run, "fit", half_way)
     result = run(*QUICK, "--out", "a", "--json")
     assert result.exit_code == 1
     assert strict(result.stdout)["kind"] == "RuntimeError"
@@ -281,13 +281,13 @@ def test_a_failed_run_keeps_its_folder_only_if_something_was_spent(monkeypatch):
         ledger.write_text("{}\n")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(clipwise.train, "fit", stopped)
+    monkeypatch.setattr(clipwise.configured_run, "fit", stopped)
     result = run(*QUICK, "--out", "c", "--json")
     assert result.exit_code == 1
     assert strict(result.stdout)["error"].startswith("interrupted")
     assert json.loads(Path("c/result.json").read_text())["error"].startswith("interrupted")
 
-    monkeypatch.setattr(clipwise.train, "fit", half_way)
+    monkeypatch.setattr(clipwise.configured_run, "fit", half_way)
     debugged = run(*QUICK, "--out", "b", "--debug")
     assert isinstance(debugged.exception, RuntimeError)  # and so Python prints the traceback
 

@@ -56,6 +56,23 @@ def test_learns_and_stays_within_the_budget(digits, tmp_path):
     json.dumps(result.statement.to_dict(), allow_nan=False)
 
 
+@pytest.mark.parametrize("epsilon", [8.0, math.inf])
+def test_the_average_of_the_weights_is_what_is_judged_and_returned(digits, epsilon):
+    """By hand: a run of one epoch, then the same run with every step's weights kept."""
+    kept = []
+    model = network()
+    options = {"epsilon": epsilon, "epochs": 1, "expected_batch_size": 200, "seed": 1, "delta": 1e-5, "test": digits[1]}
+    first = model[0].weight.detach().clone()
+    clipwise.fit(model, digits[0], on_step=lambda *_: kept.append(model[0].weight.detach().clone()), **options)
+    for t, weight in enumerate(kept):
+        first = torch.lerp(first, weight, 1 - min(0.5, (1 + t) / (10 + t)))
+    averaged = clipwise.fit(network(), digits[0], average_weights=0.5, **options)
+    torch.testing.assert_close(averaged.model[0].weight, first)
+    x, y = digits[1].tensors
+    assert averaged.accuracy == pytest.approx((averaged.model(x).argmax(1) == y).float().mean().item())
+    assert averaged.steps == len(kept)
+
+
 def test_seeded_runs_repeat_and_unseeded_ones_do_not(digits):
     def weights(**options):
         return torch.cat([p.flatten() for p in fit(digits, epochs=1, **options).model.parameters()])

@@ -88,6 +88,12 @@ def train(
     optimizer: Annotated[str | None, typer.Option(help="sgd, adam, adamw, rmsprop or adam-wosm.")] = None,
     momentum: Annotated[float | None, typer.Option(help="Of sgd or rmsprop.")] = None,
     weight_decay: Annotated[float | None, typer.Option(help="L2 penalty.")] = None,
+    average_weights: Annotated[
+        float | None,
+        typer.Option(
+            help="Release a moving average of the weights with this decay, such as 0.99: it costs no privacy."
+        ),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="For studies; without one, randomness is the system's own.")] = None,
     accountant: Annotated[str | None, typer.Option(help="rdp, pld, or best (the smaller of the two).")] = None,
     max_physical_batch: Annotated[
@@ -132,6 +138,7 @@ def train(
         "optimizer": optimizer,
         "momentum": momentum,
         "weight_decay": weight_decay,
+        "average_weights": average_weights,
         "seed": seed,
         "accountant": accountant,
         "max_physical_batch": max_physical_batch,

@@ -50,6 +50,7 @@ class Recipe:
     expected_batch_size: int
     epochs: int
     lr: float  # of SGD with momentum
+    average_weights: float = 0.0
 
 
 UNTUNED = "the default settings are cautious guesses; nothing was tuned on this data by Clipwise"

@@ -34,7 +34,7 @@ from clipwise.types import LoopMisuse, Unsupported
 
 # A layer and physical batch: beyond it gradients are not stored where there is a choice. glibc takes larger blocks from
 # the system every time anew.
-DIRECT_BYTES = 28 * 2**20
+DIRECT_BYTES = 26 * 2**20
 
 
 class _Tap(torch.autograd.Function):

@@ -22,6 +22,7 @@ from clipwise.norms.kernel import Call, Part, Way, split
 REPEATS = 3
 SECONDS_PER_BYTE = 0.1 / 2**30  # page faults take 0.2 to 2 s a GB; most memory has been handed out before
 FEWEST = 4  # direct for less than one row in so many is not worth a split
+SPLIT_SHARE = 0.75  # of the cap, for a layer over it: it is split anyway, and a little lower costs little more
 
 
 class Chooser:
@@ -51,13 +52,18 @@ class Chooser:
 
     def _affordable(self, call: Call, b: Tensor, ways: dict[str, Way]) -> dict[str, Way]:
         """The ways, those named direct for as many rows as fit under the cap, and another for the rest."""
-        rows, fit = b.shape[0], self._max_direct_bytes // max(1, _gradient_bytes(call, b))
+        rows, fit = b.shape[0], self._stored_rows(call, b)
         others = [way for name, way in ways.items() if not _is_direct(name)]
         if others and FEWEST * fit < rows:
             return {name: way for name, way in ways.items() if not _is_direct(name)}
         if others and fit < rows:
             ways = {name: split(way, others[0], fit) if _is_direct(name) else way for name, way in ways.items()}
         return {name: way for name, way in ways.items() if name not in call.kernel.spares}
+
+    def _stored_rows(self, call: Call, b: Tensor) -> int:
+        """How many rows a way named direct may store."""
+        rows, size = b.shape[0], max(1, _gradient_bytes(call, b))
+        return rows if rows * size <= self._max_direct_bytes else int(SPLIT_SHARE * self._max_direct_bytes) // size
 
     def _cheapest(self, ways: dict[str, Way], call: Call, saved: tuple[Tensor, ...], b: Tensor) -> str:
         ones = torch.ones(b.shape[0], dtype=b.dtype, device=b.device)
@@ -73,7 +79,7 @@ class Chooser:
 
     def _kept_bytes(self, name: str, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> int:
         rows, size = b.shape[0], _gradient_bytes(call, b)
-        stored = min(rows, self._max_direct_bytes // max(1, size)) if _is_direct(name) else 0
+        stored = self._stored_rows(call, b) if _is_direct(name) else 0
         return stored * size + (rows - stored) * (b.nbytes + sum(s.nbytes for s in saved)) // rows
 
 

@@ -103,7 +103,7 @@ class Statement:
             ),
             (
                 "randomness",
-                "AES-256-CTR keystream, key from "
+                "AES-128-CTR keystream, key from "
                 + ("a seed" if self.seeded else "the operating system, never stored"),
             ),
             ("ledger", f"{self.ledger}, head {self.ledger_head[:16]}"),

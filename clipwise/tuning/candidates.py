@@ -30,6 +30,7 @@ SEARCHABLE = (
         "optimizer",
         "momentum",
         "weight_decay",
+        "average_weights",
         "loss",
         "schedule",
     ),

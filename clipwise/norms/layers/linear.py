@@ -21,12 +21,12 @@ def _flat(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _finish(call: Call, weights: Tensor, a: Tensor, b: Tensor) -> dict[str, Tensor]:
-    scaled = scale_rows(b, weights).flatten(0, 1)
     sums = {}
-    if "weight" in call.params:
-        sums["weight"] = scaled.T @ a.flatten(0, 1)
+    if "weight" in call.params:  # the narrower side is scaled, which makes the smaller copy
+        left, right = (b, scale_rows(a, weights)) if b.shape[-1] > a.shape[-1] else (scale_rows(b, weights), a)
+        sums["weight"] = left.flatten(0, 1).T @ right.flatten(0, 1)
     if "bias" in call.params:
-        sums["bias"] = scaled.sum(0)
+        sums["bias"] = weights.to(b.dtype).repeat_interleave(b.shape[1]) @ b.flatten(0, 1)
     return sums
 
 
