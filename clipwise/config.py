@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import ErrorDetails
 
 from clipwise import validate
-from clipwise.data import DataSet, is_file
+from clipwise.data import DATASETS, DataSet, is_file
 from clipwise.data.text import in_full
 from clipwise.lr_schedules import make_lr_schedule, refuse_double_rate
 from clipwise.schedules import make_schedule
@@ -46,7 +46,7 @@ class TrainConfig(BaseModel):
     test_fraction: float = 0.2  # of a file without a test part
     vocabulary: str | None = None  # of texts: hashed, training or the path of a public text, perhaps with a size
     model: str | None = None
-    method: str = "fixed"
+    method: str = "fixed"  # of a registered data set, the recommended one
     method_options: dict[str, Any] = Field(default_factory=dict)
     epsilon: float | None = None  # inf trains without privacy
     noise_multiplier: float | None = None
@@ -73,6 +73,15 @@ class TrainConfig(BaseModel):
     max_physical_batch: int | None = None
     tensorboard: bool | str | None = None  # true: events in the run folder; text: in a folder of the run's name there
     out: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _recommended_method(cls, values: Any) -> Any:
+        """Filled in at once, unlike the rest of a recipe: what a method's options are depends on it."""
+        if not isinstance(values, Mapping) or "method" in values:
+            return values
+        source = DATASETS.get(str(values.get("data", cls.model_fields["data"].default)))
+        return values if source is None else {**values, "method": source.recipe.chosen(values.get("model")).method}
 
     @field_validator("noise_multiplier", "weight_decay")
     @classmethod
@@ -173,7 +182,7 @@ class TrainConfig(BaseModel):
 
     def resolved(self, dataset: DataSet) -> TrainConfig:
         """Every option filled in, from the data set's recipe and its number of records (a public figure)."""
-        records, recipe = len(dataset.train), dataset.recipe
+        records, recipe = len(dataset.train), dataset.recipe.chosen(self.model)
         delta = self.delta if self.delta is not None else min(1e-5, 10.0 ** -(math.floor(math.log10(records)) + 1))
         if delta >= 1 / records:
             raise BadArgument(

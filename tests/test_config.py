@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clipwise.config import TrainConfig, make_config, read_config
-from clipwise.data import Recipe
+from clipwise.data import DATASETS, Recipe
 from clipwise.types import BadArgument
 
 value = st.one_of(
@@ -40,6 +40,28 @@ def test_resolved_fills_every_option_and_reads_back():
     again = make_config(tomllib.loads(config.to_toml()))
     assert again == config.model_copy(update={"out": None})
     assert again.resolved(dataset(1437)) == again
+
+
+def test_a_recipe_whose_package_is_not_here_is_passed_over():
+    small = Recipe("mlp", 64, 5, 0.25)
+    other = Recipe("linear", 32, 4, 0.5, instead=small)
+    large, here = (Recipe("bert", 128, 2, 1.0, packages=(p,), instead=other) for p in ("no_such_package", "numpy"))
+    assert [recipe.chosen(None) for recipe in (small, other, large, here)] == [small, other, other, here]
+    assert [large.chosen(model) for model in ("bert", "mlp", "cnn")] == [large, small, other]
+    found = make_config({"model": "mlp"}).resolved(SimpleNamespace(**vars(dataset(1437)) | {"recipe": large}))
+    assert (found.batch, found.epochs, found.lr) == (64, 5, 0.25)
+
+
+def test_the_recommended_method_unless_one_is_named():
+    recipe = DATASETS["adult"].recipe
+    assert recipe.method == "auto-s"
+    assert make_config({"data": "adult"}).method == "auto-s"
+    assert make_config({"data": "adult", "method": "psac"}).method == "psac"
+    assert make_config({"data": "mine.csv"}).method == "fixed"
+    assert make_config({"data": "digits"}).method == make_config({}).method == DATASETS["digits"].recipe.method
+    for strange in ([], {}, 3, None):
+        with pytest.raises(BadArgument, match="data"):
+            make_config({"data": strange})
 
 
 def test_no_seed_is_said():

@@ -145,6 +145,16 @@ def test_an_error_does_not_show_the_record(tmp_path):
     assert "secret" not in str(error.value)
 
 
+@pytest.mark.parametrize("header", [",".join(f"column{i}" for i in range(100_000)), "a" * 1_000_000 + ",b"])
+def test_a_header_without_end_makes_no_message_without_end(tmp_path, header):
+    path = text(tmp_path / "a.csv", f"{header}\nx,1\n")
+    column = "column7" if header.startswith("c") else "b"
+    for options in ({"label": "y"}, {"label": column}, {"label": column, "ranges": {"z": [0, 1]}}):
+        with pytest.raises(BadArgument) as error:
+            load(path, **options)
+        assert len(str(error.value)) < 1000
+
+
 def in_little_memory(code, gigabytes=3):
     """Runs the code in a process that may not hold more than that; returns what it printed."""
     limit = gigabytes * 1024**3

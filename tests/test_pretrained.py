@@ -343,6 +343,25 @@ def test_bert_is_that_of_transformers(folder):
 
 
 @needs_transformers
+def test_features_of_texts_are_computed_by_length(folder, monkeypatch):
+    """Without their padding, texts have the features that they have with it, each in its place."""
+    from clipwise.models import bert
+
+    monkeypatch.setattr(bert, "_STEP", 4)
+    x, records = texts(folder)
+    x = torch.cat([x, x.flip(0)])
+    model = build_model("bert", records, 0, weights=str(folder), freeze="features").eval()
+    assert [(places.tolist(), part.shape[1]) for places, part in model.parts(x)] == [
+        *(([3, 4], 4), ([0, 1, 6, 7], 8), ([2, 5], 10)),  # 2 tokens; 5 and 6; 10, the most there are
+    ]
+    part = TensorDataset(x, torch.zeros(8, dtype=torch.int64))
+    data = DataSet("x", part, part, 3, (10,), "", "", Recipe("cnn", 1, 1, 0.1), kind="text")
+    computed = on_features(model, data)[1].train.tensors[0]
+    with torch.no_grad():
+        torch.testing.assert_close(computed, model.features(x))
+
+
+@needs_transformers
 def test_bert_refuses(folder):
     _, records = texts(folder)
     records.vocabulary_size = 99

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from clipwise.data.source import UNTUNED, Array, Edition, File, Recipe, Source, Split, listed
+from clipwise.data.source import Array, Edition, File, Recipe, Source, Split, listed, tuned
 from clipwise.data.tables import labels, read_rows
 from clipwise.types import BadArgument
 
@@ -112,8 +112,8 @@ ADULT = Source(
     how_to_get="clipwise data get adult",
     shape=(len(FEATURES),),
     class_names=_INCOMES,
-    recipe=Recipe(model="mlp", expected_batch_size=512, epochs=20, lr=0.1),
-    tuning=UNTUNED,
+    recipe=Recipe(model="mlp", expected_batch_size=2048, epochs=30, lr=0.5, method="auto-s"),
+    tuning=tuned(9),
     notes=("adult: categories and ranges are public constants; fnlwgt is left out, and a missing value is a category",),
     feature_names=FEATURES,
     groups={name: CATEGORIES[name] for name in GROUPS},

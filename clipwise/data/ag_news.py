@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from clipwise.data.source import UNTUNED, Edition, File, Recipe, Source, Split
+from clipwise.data.source import Edition, File, Recipe, Source, Split, tuned
 from clipwise.data.tables import labels, read_rows
 from clipwise.data.text import HashedWords
 
@@ -65,8 +65,16 @@ AG_NEWS = Source(
     how_to_get="clipwise data get ag_news",
     shape=(_ENCODER.length,),
     class_names=("World", "Sports", "Business", "Sci/Tech"),
-    recipe=Recipe(model="bow", expected_batch_size=512, epochs=10, lr=0.1),
-    tuning=UNTUNED,
+    recipe=Recipe(
+        model="bow-linear",
+        expected_batch_size=2048,
+        epochs=20,
+        lr=8.0,
+        average_weights=0.95,
+        method="auto-s",
+        instead=Recipe(model="bow", expected_batch_size=1024, epochs=10, lr=8.0, method="auto-s"),
+    ),
+    tuning=tuned(17),
     encoder=_ENCODER,
     editions=(
         _edition(_PUBLISHED, 120_000, None),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from clipwise.data.source import UNTUNED, Edition, File, Recipe, Source, Split
+from clipwise.data.source import Edition, File, Recipe, Source, Split, tuned
 from clipwise.data.split import held_out
 from clipwise.data.text import Characters
 from clipwise.types import BadArgument
@@ -71,8 +71,8 @@ NAMES = Source(
     how_to_get="clipwise data get names",
     shape=(_ENCODER.length,),
     class_names=tuple(_TABLE),
-    recipe=Recipe(model="lstm", expected_batch_size=512, epochs=20, lr=0.1),
-    tuning=UNTUNED,
+    recipe=Recipe(model="lstm", expected_batch_size=1024, epochs=15, lr=1.0, method="auto-s"),
+    tuning=tuned(3),
     notes=(
         "names: published without a test part; a fifth, by a hash of the name, is held out, so that no name is on both sides",
         "names: a name that is listed twice is two records",

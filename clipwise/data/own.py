@@ -20,6 +20,7 @@ from clipwise.data.source import Array, Recipe, Split, checked
 from clipwise.types import BadArgument
 
 _MOST_CLASSES = 1000  # when their number is read off the labels: a column of ids is not a label
+_MOST_NAMES, _LONGEST_NAME = 20, 60  # of columns, in a message
 EVERY_COLUMN = "*"
 
 Ranges = Mapping[str, Sequence[float]]
@@ -129,7 +130,7 @@ def _read_csv(path: Path, label: str | None) -> tuple[Array, Array, list[str]]:
             if label is None or label not in header:
                 raise BadArgument(
                     f"label={label!r} is not a column of {path}; name the label column with --label, "
-                    f"one of {', '.join(header)}"
+                    f"one of {_some(header)}"
                 )
             table = [row for row in rows if row]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -154,12 +155,19 @@ def _read_csv(path: Path, label: str | None) -> tuple[Array, Array, list[str]]:
     return np.stack([_column(path, name, values) for name, values in columns.items()], axis=1), y, list(columns)
 
 
+def _some(names: Sequence[str]) -> str:
+    """Names for a message: a header may hold millions of them, or one that is as long as the file."""
+    shown = [name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..." for name in names[:_MOST_NAMES]]
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {more:,} more" if more else "")
+
+
 def _column(path: Path, name: str, values: Sequence[str]) -> Array:
     try:
         return np.array([float(text) for text in values], np.float64)
     except ValueError as error:
         raise BadArgument(
-            f"{path}: column {name!r} holds text or empty fields; encode it as numbers "
+            f"{path}: column {_some([name])!r} holds text or empty fields; encode it as numbers "
             "(a field 'nan' is read, and its record then counts for nothing in training)"
         ) from error
 
@@ -201,7 +209,7 @@ def _scaled(x: Array, columns: list[str] | None, ranges: Ranges, notes: list[str
     known = [EVERY_COLUMN, *(columns or [])]
     for name in ranges:
         if name not in known:
-            raise BadArgument(f"range of {name!r} has no such column; give a range for one of {', '.join(known)}")
+            raise BadArgument(f"range of {name!r} has no such column; give a range for one of {_some(known)}")
     x = x.astype(np.float64)
     for index, name in enumerate(columns) if columns else [(slice(None), EVERY_COLUMN)]:
         bounds = ranges.get(name, ranges.get(EVERY_COLUMN))

@@ -8,6 +8,7 @@ here, once, for every source and for users' own files. A check names the kind of
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -51,9 +52,35 @@ class Recipe:
     epochs: int
     lr: float  # of SGD with momentum
     average_weights: float = 0.0
+    method: str = "fixed"
+    packages: tuple[str, ...] = ()  # that hold what the model needs; nothing is fetched to follow a recipe
+    instead: Recipe | None = None  # where a package is not installed, or for another model
+
+    def chosen(self, model: str | None) -> Recipe:
+        """For the model that was named, or else the first whose packages are installed. A model that no recipe is for
+        takes the settings of the first that needs no package."""
+        known: list[Recipe] = [self]
+        while (last := known[-1].instead) is not None:
+            known.append(last)
+        usable = [recipe for recipe in known if all(map(installed, recipe.packages))]
+        of_model = [recipe for recipe in known if recipe.model == model]
+        plain = [recipe for recipe in known if not recipe.packages]
+        return (usable if model is None else of_model or plain)[0]
 
 
 UNTUNED = "the default settings are cautious guesses; nothing was tuned on this data by Clipwise"
+
+
+def tuned(runs: int) -> str:
+    """How a recipe was found that took so many runs, for the privacy statement."""
+    return (
+        f"the default settings were chosen among about {runs} by trial runs on this same public data, test part included, and "
+        "this was not charged; accuracy with them is optimistic"
+    )
+
+
+def installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
 
 
 class File(NamedTuple):

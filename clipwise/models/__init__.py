@@ -16,7 +16,7 @@ from clipwise.models import freezing, pretrained
 from clipwise.models.architecture import Architecture, Records
 from clipwise.models.autoencoder import AUTOENCODER
 from clipwise.models.bert import BERT, LENGTH
-from clipwise.models.bow import BOW
+from clipwise.models.bow import BOW, BOW_LINEAR
 from clipwise.models.cnn import CNN, CNN_RELU
 from clipwise.models.cnn_16_32 import CNN_16_32
 from clipwise.models.cnn_20_50 import CNN_20_50
@@ -37,7 +37,7 @@ MODELS: dict[str, Architecture] = {
     for architecture in (
         *(LINEAR, MLP, CNN, CNN_RELU, CNN_20_50, CNN_16_32, AUTOENCODER),
         *(RESNET18, RESNET34, SHUFFLENET, NF_RESNET, *NFNET, EFFICIENTNET_LITE0),
-        *(BOW, LSTM, BILSTM, BERT),
+        *(BOW, BOW_LINEAR, LSTM, BILSTM, BERT),
     )
 }
 

@@ -26,6 +26,7 @@ from clipwise.models.tokens import is_token, mean_of_tokens
 from clipwise.types import BadArgument
 
 LENGTH = 64  # tokens in a record
+_STEP = 8  # tokens: lengths are rounded up to a multiple of it, for few and large parts
 _HEAD = "classifier."
 
 
@@ -43,6 +44,17 @@ class Encoder(FeaturesAndHead):
     @property
     def last_layer(self) -> nn.Module:
         return self.classifier
+
+    def parts(self, x: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """By length, without the padding: texts are far shorter than the longest, and padding costs as much as words."""
+        places = torch.arange(1, x.shape[1] + 1)
+        lengths = (is_token(x, self.padding) * places).amax(1)
+        lengths = ((lengths + _STEP - 1) // _STEP * _STEP).clamp(max=x.shape[1])
+        found = []
+        for length in lengths.unique().tolist():
+            chosen = (lengths == length).nonzero().squeeze(1)
+            found.append((chosen, x[chosen, :length]))
+        return found
 
     def features(self, x: Tensor) -> Tensor:
         there = is_token(x, self.padding)

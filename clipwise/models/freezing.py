@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
 from clipwise.data.decoded import decoded
 from clipwise.data.source import Array
@@ -34,6 +34,10 @@ class FeaturesAndHead(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         raise NotImplementedError
+
+    def parts(self, x: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Records that are best computed together, with their places in x. The part of a record depends on it alone."""
+        return [(torch.arange(len(x)), x)]
 
     @property
     def last_layer(self) -> nn.Module:
@@ -90,7 +94,14 @@ def on_features(model: FeaturesAndHead, dataset: DataSet, *, keep: bool = False)
     """
 
     def features_of(data: TensorDataset) -> Array:
-        return torch.cat([model.features(inputs) for inputs, *_ in DataLoader(data, batch_size=ROWS)]).numpy()
+        x = data.tensors[0]
+        found: Tensor | None = None
+        for places, part in model.parts(x):
+            rows = torch.cat([model.features(some) for some in part.split(ROWS)])
+            found = rows.new_empty(len(x), *rows.shape[1:]) if found is None else found
+            found[places] = rows
+        assert found is not None  # no data set is empty
+        return found.numpy()
 
     def computed(data: TensorDataset) -> TensorDataset:
         if keep:

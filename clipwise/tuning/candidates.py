@@ -189,7 +189,9 @@ def _distribution(axis: Axis) -> Any:
 def _candidate(options: Mapping[str, Any], point: Mapping[str, Any]) -> Candidate:
     from clipwise.clipping import METHODS, make_method
 
-    method = validate.choice("method", point.get("method", options.get("method", "fixed")), METHODS)
+    asked = {**options, **point}
+    recommended = make_config({name: asked[name] for name in ("data", "model") if name in asked}, "the search").method
+    method = validate.choice("method", asked.get("method", recommended), METHODS)
     own = {field.name for field in fields(METHODS[method])}
     values = dict(options)
     of_method = dict(values.pop("method_options", {}))
