@@ -65,7 +65,7 @@ MNIST = Source(
     how_to_get="clipwise data get mnist",
     shape=(1, 28, 28),
     class_names=tuple("0123456789"),
-    recipe=Recipe(model="cnn", expected_batch_size=512, epochs=30, lr=0.1),
+    recipe=Recipe(model="cnn", expected_batch_size=512, epochs=30, lr=0.05, method="auto-s"),
     tuning=(
         "the default settings follow a reference run on this same data, whose settings were compared on the test part; "
         "this was not charged, and accuracy with them is optimistic"
@@ -81,7 +81,7 @@ UNBALANCED_MNIST = Source(
     how_to_get="clipwise data get unbalanced-mnist (the files of mnist)",
     shape=(1, 28, 28),
     class_names=tuple("0123456789"),
-    recipe=Recipe(model="cnn", expected_batch_size=512, epochs=30, lr=0.1),
+    recipe=Recipe(model="cnn", expected_batch_size=512, epochs=30, lr=0.05, method="auto-s"),
     tuning="the default settings are those of mnist; nothing was tuned on this data by Clipwise",
     notes=(
         "unbalanced-mnist: each eight of MNIST's train part was kept with probability 0.09 (a fixed seed), as in the studies "

@@ -100,7 +100,8 @@ def on_features(model: FeaturesAndHead, dataset: DataSet, *, keep: bool = False)
             rows = torch.cat([model.features(some) for some in part.split(ROWS)])
             found = rows.new_empty(len(x), *rows.shape[1:]) if found is None else found
             found[places] = rows
-        assert found is not None  # no data set is empty
+        if found is None:
+            raise BadArgument("data: no records; features of an empty data set cannot be computed")
         return found.numpy()
 
     def computed(data: TensorDataset) -> TensorDataset:
