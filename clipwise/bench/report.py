@@ -16,7 +16,9 @@ batch.
   rounds of the ratio to the plain step *of the same round*. The batch is fixed at its nominal size and in memory: no
   data loading, ours (Poisson draw) or theirs, is timed. The first rounds are not counted; the column "first step" is what
   our very first one took, in plain steps: it looks at the model and times the candidate kernels. glibc keeps freed
-  buffers for re-use (MALLOC_MMAP_THRESHOLD_, MALLOC_TRIM_THRESHOLD_), for every method alike.
+  buffers for re-use (MALLOC_MMAP_THRESHOLD_, MALLOC_TRIM_THRESHOLD_), for every method alike. A model during which other
+  processes, or other guests of the same host, took over 10 % of the processors is timed again, up to three times; the
+  quietest counts, whatever its times.
 - **Clipwise** runs through `clipwise.attach`: fixed threshold 1, noise multiplier 1, AES noise, ledger written to
   disk.
 - **Opacus** clips at the same threshold and draws its noise from torch's ordinary generator (its secure mode is off,
