@@ -32,8 +32,8 @@ class Effort:
     busy meanwhile, again, up to `attempts` times."""
 
     rounds: int | None = None
-    seconds: float = 20.0
-    most: int = 25
+    seconds: float = 30.0
+    most: int = 101
     least: int = 4
     attempts: int = 3
 

