@@ -15,7 +15,7 @@ PAPERS = {  # what the four papers have on the data set; at the same epsilon onl
     "names": "DC-SGD, Table VIII, two LSTM layers: 55.1 to 55.6 at epsilon 2, 55.2 to 59.6 at 4",
     "ag_news": "Auto DP-SGD, Table 5, BiLSTM, all 120,000 records: DP-SGD 84.8 at epsilon 2, 85.6 at 5",
     "cifar10": "DC-SGD, Table VIII, ResNet18 from scratch: 48.1 to 48.9 at epsilon 2, 51.3 to 51.5 at 4",
-    "mnist, autoencoder": "OSO-DPSGD, Figure 4, on Fashion-MNIST: a picture without numbers",
+    "fashion_mnist, autoencoder": "OSO-DPSGD, Figure 4, a picture without numbers",
 }
 
 

@@ -31,7 +31,14 @@ FASHION_MNIST = Source(
         *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
         *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
     ),
-    recipe=Recipe(model="cnn", expected_batch_size=512, epochs=30, lr=0.05, method="auto-s"),
+    recipe=Recipe(
+        model="cnn",
+        expected_batch_size=512,
+        epochs=30,
+        lr=0.05,
+        method="auto-s",
+        instead=Recipe(model="autoencoder", expected_batch_size=1024, epochs=10, lr=0.1, method="auto-s"),
+    ),
     tuning="the default settings are those of mnist; nothing was tuned on this data by Clipwise",
     editions=(Edition(_FILES, reader("fashion_mnist"), 60_000, 10_000),),
 )

@@ -65,7 +65,14 @@ MNIST = Source(
     how_to_get="clipwise data get mnist",
     shape=(1, 28, 28),
     class_names=tuple("0123456789"),
-    recipe=Recipe(model="cnn", expected_batch_size=512, epochs=30, lr=0.05, method="auto-s"),
+    recipe=Recipe(
+        model="cnn",
+        expected_batch_size=512,
+        epochs=30,
+        lr=0.05,
+        method="auto-s",
+        instead=Recipe(model="autoencoder", expected_batch_size=1024, epochs=10, lr=0.1, method="auto-s"),
+    ),
     tuning=(
         "the default settings follow a reference run on this same data, whose settings were compared on the test part; "
         "this was not charged, and accuracy with them is optimistic"
