@@ -1,4 +1,4 @@
-"""Writes the table of docs/recipes.md from docs/results/recipes.jsonl. Run: .venv/bin/python docs/make_recipes.py
+"""Writes the table of docs/recipes.md from docs/results/recipes.jsonl. Run, where the data is: .venv/bin/python docs/make_recipes.py
 
 The results are made by `clipwise study studies/recipes.toml --publish docs/results`.
 """
@@ -6,7 +6,7 @@ The results are made by `clipwise study studies/recipes.toml --publish docs/resu
 import json
 from pathlib import Path
 
-from clipwise.data import DATASETS
+from clipwise.data import DATASETS, load
 
 HERE = Path(__file__).parent
 PAGE, RESULTS = HERE / "recipes.md", HERE / "results" / "recipes.jsonl"
@@ -47,7 +47,9 @@ def table() -> str:
 def figure(line: dict) -> str:
     if line["accuracy"] is not None:
         return f"{100 * line['accuracy']:.2f} %"
-    return f"squared error {line['test_loss']:.4f}"
+    data = load(line["data"])
+    mean = data.train.tensors[0].mean(0)
+    return f"squared error {line['test_loss']:.4f} (of the mean image, for all: {(data.test.tensors[0] - mean).square().mean():.4f})"
 
 
 if __name__ == "__main__":

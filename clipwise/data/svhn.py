@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from clipwise.data.planes import read_labels, read_planes, scaled
-from clipwise.data.source import UNTUNED, Edition, File, Recipe, Source, Split
+from clipwise.data.source import UNTUNED, Edition, File, Recipe, Source, Split, tuned
 from clipwise.types import BadArgument
 
 _LICENCE = "non-commercial use (Netzer et al. 2011)"
@@ -87,7 +87,7 @@ SVHN_SUBSET = Source(
     shape=(3, 32, 32),
     class_names=_DIGITS,
     recipe=Recipe(model="cnn", expected_batch_size=256, epochs=30, lr=0.1),
-    tuning=UNTUNED,
+    tuning=tuned(3),
     notes=("svhn-subset is a random sample, cut out anew: published accuracies on SVHN do not apply",),
     editions=(Edition(_SUBSET, _read_subset, 3000, 800),),
 )
