@@ -36,6 +36,7 @@ def table() -> str:
             if model == DATASETS[data].recipe.chosen(None).model
             else f"`--data {data} --model {model}`"
         )
+        asked += ", " + variant.split(", ", 1)[1] if ", " in variant and "--model" not in asked else ""
         settings = f"{private['method']}, {recipe.expected_batch_size}, {private['epochs']}, {recipe.lr:g}"
         rows.append(
             f"| {asked} | {model}, {private['trained_parameters']:,} | {settings} | {figure(private)} | "

@@ -118,6 +118,17 @@ def test_runs_resumes_and_makes_a_table(tmp_path):
     table = to_markdown(about, again[0])
     assert f"{cells[1]} (published 91.5)" in table
     assert f"| plain |  |  | {cells[2]} |" in table
+    assert "Squared error" not in table
+    rebuilt = {
+        **again[0][0],
+        "accuracy": None,
+        "test_loss": 0.0305,
+        "model": "autoencoder",
+    }  # has an error, no accuracy
+    assert (
+        f"| digits, autoencoder | {rebuilt['variant']} | epsilon {rebuilt['target_epsilon']:g} | 0.0305 |"
+        in to_markdown(about, [rebuilt])
+    )
 
     about.write(tmp_path / "out")
     drawn = write_study_report(tmp_path / "out")

@@ -92,7 +92,7 @@ class Progress(Watcher):
                 self._done[trial.id] = line
                 self._estimate.took(trial, outcome.seconds)
         if line is None or self._live is None:
-            how = f"failed: {outcome.error}" if line is None else _figure(line["accuracy"])
+            how = f"failed: {outcome.error}" if line is None else _figure(line)
             count = len(self._done) + len(self._failed)
             self._say(
                 f"[{count}/{len(self._trials)}] {trial.variant}, {heading(_epsilon(trial))}, seed {trial.config.seed}: "
@@ -170,8 +170,10 @@ def _epsilon(trial: Trial) -> float | None:
     return None if epsilon == float("inf") else epsilon
 
 
-def _figure(accuracy: float | None) -> str:
-    return "no test data" if accuracy is None else f"{accuracy:.2%}"
+def _figure(line: Mapping[str, Any]) -> str:
+    if line["accuracy"] is not None:
+        return f"{line['accuracy']:.2%}"
+    return f"squared error {line['test_loss']:.4f}" if line.get("test_loss") is not None else "no test data"
 
 
 def _minutes(seconds: float) -> str:

@@ -88,7 +88,18 @@ def to_markdown(about: About, lines: Sequence[Mapping[str, Any]]) -> str:
         parts += [f"## {data}, {model}", "", *_grid(here), ""]
         if not any(cell.epsilon is None for cell in here):
             parts += ["No run without privacy is part of this table.", ""]
-    return "\n".join([*parts, *tuning_section(lines)]).rstrip() + "\n"
+    return "\n".join([*parts, *_errors(lines), *tuning_section(lines)]).rstrip() + "\n"
+
+
+def _errors(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Runs that have a squared error on the test part, and no accuracy."""
+    rows = [
+        f"| {line['data']}, {line['model']} | {line['variant']} | {heading(line['target_epsilon'])} | {line['test_loss']:.4f} |"
+        for line in lines
+        if line.get("accuracy") is None and line.get("test_loss") is not None
+    ]
+    heads = ["| data, model | method | epsilon | squared error |", "| --- | --- | --- | ---: |"]
+    return ["## Squared error on the test part", "", *heads, *rows, ""] if rows else []
 
 
 def legend(lines: Sequence[Mapping[str, Any]]) -> str:
