@@ -168,7 +168,8 @@ def test_a_peer_that_kills_the_process_does_not_take_our_figures_with_it(monkeyp
 
 
 def test_a_worker_that_ends_without_a_result_is_reported():
-    spec = {"task": "time", "model": "no-such-model", "methods": ["plain"], **vars(Effort())}
+    effort = {"rounds": 1, "seconds": 1.0, "most": 1, "least": 1}
+    spec = {"task": "time", "model": "no-such-model", "methods": ["plain"], **effort}
     with pytest.raises(compare.WorkerDied, match="KeyError: 'no-such-model'"):
         compare._work(spec, {})
 

@@ -266,7 +266,8 @@ def test_the_comparison_from_end_to_end(tmp_path):
     words = "\n".join(of_docs().section(found, "fairness-digits"))
     assert "| fixed | " in words
     assert f"fixed, {100 * gap['gap']['value']:.2f} (" in words
-    assert "(results/fairness-digits-clipped-share.png)" in words
+    assert "(results/fairness-digits-kept.png)" in words
+    assert "gap-1.png" not in words  # a line against one epsilon
 
 
 def of_docs():

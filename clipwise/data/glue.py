@@ -75,7 +75,9 @@ SST2 = Source(
         lr=8.0,
         average_weights=0.95,
         method="auto-s",
-        instead=Recipe(model="bert", expected_batch_size=1024, epochs=10, lr=1.0, method="auto-s"),
+        instead=Recipe(
+            model="bert", expected_batch_size=1024, epochs=10, lr=1.0, method="auto-s", packages=("transformers",)
+        ),
     ),
     tuning=tuned(4),
     notes=("sst2: records are phrases, and many phrases come from one sentence: one record is not one review",),
@@ -111,7 +113,9 @@ QNLI = Source(
         lr=4.0,
         average_weights=0.9,
         method="auto-s",
-        instead=Recipe(model="bert", expected_batch_size=512, epochs=10, lr=1.0, method="auto-s"),
+        instead=Recipe(
+            model="bert", expected_batch_size=512, epochs=10, lr=1.0, method="auto-s", packages=("transformers",)
+        ),
     ),
     tuning=tuned(2),
     encoder=_QNLI_ENCODER,
