@@ -81,7 +81,7 @@ AG_NEWS = Source(
             instead=Recipe(model="bilstm", expected_batch_size=1024, epochs=8, lr=2.0, method="auto-s"),
         ),
     ),
-    tuning=tuned(17),
+    tuning=tuned(19),
     encoder=_ENCODER,
     editions=(
         _edition(_PUBLISHED, 120_000, None),

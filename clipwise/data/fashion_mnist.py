@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from clipwise.data.idx import reader
-from clipwise.data.source import Edition, File, Recipe, Source
+from clipwise.data.mnist import RECIPE
+from clipwise.data.source import Edition, File, Source
 
 _MIRRORS = (
     "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
@@ -31,14 +32,7 @@ FASHION_MNIST = Source(
         *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
         *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
     ),
-    recipe=Recipe(
-        model="cnn",
-        expected_batch_size=512,
-        epochs=30,
-        lr=0.05,
-        method="auto-s",
-        instead=Recipe(model="autoencoder", expected_batch_size=1024, epochs=10, lr=0.1, method="auto-s"),
-    ),
+    recipe=RECIPE,
     tuning="the default settings are those of mnist; nothing was tuned on this data by Clipwise",
     editions=(Edition(_FILES, reader("fashion_mnist"), 60_000, 10_000),),
 )

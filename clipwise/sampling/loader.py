@@ -55,8 +55,7 @@ class _Collate:
 
 
 class _Table(Dataset):
-    """A TensorDataset whose batches are taken whole: what default_collate makes of its records one by one, in a
-    twentieth of the time."""
+    """A TensorDataset whose batches are taken whole: what default_collate makes of its records one by one."""
 
     def __init__(self, tensors: tuple[Tensor, ...]):
         self._tensors = tensors

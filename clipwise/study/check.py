@@ -14,7 +14,8 @@ import torch
 from clipwise import validate
 from clipwise.clipping import make_method
 from clipwise.config import TrainConfig
-from clipwise.data import get_source, is_file, load
+from clipwise.configured_run import load_asked
+from clipwise.data import get_source, is_file
 from clipwise.data.source import DataSet, Source
 from clipwise.models import MODELS, get_architecture, records_of
 from clipwise.report.tensorboard import require_tensorboard
@@ -46,26 +47,15 @@ def _check(config: TrainConfig, read: _Read, built: set[str]) -> None:
         require_tensorboard()
     key = repr((config.data, config.label, config.classes, config.ranges, config.test_fraction))
     if key not in read:
-        read[key] = _own(config) if is_file(config.data) else _registered(config.data)
+        read[key] = load_asked(config) if is_file(config.data) else _registered(config.data)
     data = read[key]
     if isinstance(data, DataSet):
         config.resolved(data)
-    architecture = get_architecture(config.model or data.recipe.model)
+    architecture = get_architecture(config.model or data.recipe.chosen(None).model)
     if f"{architecture.name} {key}" not in built and not architecture.weights.needed:
         with torch.random.fork_rng(devices=()), torch.device("meta"):
             architecture.build(records_of(data), None)  # refuses records that it does not fit; nothing is allocated
         built.add(f"{architecture.name} {key}")
-
-
-def _own(config: TrainConfig) -> DataSet:
-    return load(
-        config.data,
-        label=config.label,
-        classes=config.classes,
-        ranges=config.ranges,
-        test_fraction=config.test_fraction,
-        vocabulary=config.vocabulary,
-    )
 
 
 def _registered(name: str) -> Source:

@@ -60,7 +60,7 @@ def _time(lines: Sequence[_Line]) -> list[str]:
     whole = {variant: _runs(own) * _seconds(own) for variant, own in variants.items()}
     rows = [
         "Seconds of one run (its process from start to end on this machine, the median of those in results.jsonl) times the runs of the "
-        f"search, on average; the ratio is to *{first}*.",
+        f"search, on average; the ratio is to *{first}*. Runs are not timed side by side: a machine that others use skews it.",
         "",
         "| method | seconds a run | runs | seconds in all | ratio |",
         "| --- | ---: | ---: | ---: | ---: |",
