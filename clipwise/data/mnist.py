@@ -82,16 +82,7 @@ MNIST = Source(
     editions=(Edition(_FILES, _read, 60_000, 10_000),),
 )
 
-UNBALANCED_RECIPE = Recipe(
-    model="cnn",
-    expected_batch_size=512,
-    epochs=30,
-    lr=0.05,
-    method="auto-s",
-    instead=Recipe(model="autoencoder", expected_batch_size=1024, epochs=10, lr=0.1, method="auto-s"),
-)
-
-MNIST = Source(
+UNBALANCED_MNIST = Source(
     name="unbalanced-mnist",
     summary="MNIST with class 8 thinned to about 1 % of the train part",
     kind="image",
