@@ -65,11 +65,11 @@ def run(study, folder, jobs=2):
     return lines, failures, heard.outcomes, heard.starts
 
 
-def test_the_grid_is_every_combination_and_a_variant_may_override_it(tmp_path):
+def test_the_grid_is_every_combination_point_by_point_and_a_variant_may_override_it(tmp_path):
     study = read_study(written(tmp_path))
     seen = [(t.variant, t.config.epsilon, t.config.seed) for t in study.trials]
-    fixed = [("fixed", e, s) for e in (1.0, 8.0) for s in (0, 1)]
-    assert seen == [*fixed, ("plain", float("inf"), 0), ("plain", float("inf"), 1)]
+    first, second, *rest = [("fixed", e, s) for e in (1.0, 8.0) for s in (0, 1)]
+    assert seen == [first, ("plain", float("inf"), 0), second, ("plain", float("inf"), 1), *rest]
     assert len({t.id for t in study.trials}) == 6
     assert [t.variant for t in read_study(written(tmp_path), quick=True).trials] == ["plain"]
 
@@ -80,8 +80,8 @@ def test_several_grids_add_up_and_quick_takes_the_first(tmp_path):
     seen = [(t.variant, t.config.epsilon, t.config.seed) for t in read_study(file).trials]
     inf = float("inf")
     assert seen == [
-        *(("fixed", 1.0, 0), ("fixed", 8.0, 0), ("fixed", 8.0, 1), ("fixed", 8.0, 2)),
-        *(("plain", inf, 0), ("plain", inf, 1), ("plain", inf, 2)),
+        *(("fixed", 1.0, 0), ("plain", inf, 0), ("fixed", 8.0, 0)),
+        *(("fixed", 8.0, 1), ("plain", inf, 1), ("fixed", 8.0, 2), ("plain", inf, 2)),
     ]
     assert [(t.variant, t.config.seed) for t in read_study(file, quick=True).trials] == [("plain", 0)]
 

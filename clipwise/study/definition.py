@@ -141,7 +141,13 @@ def make_study(values: Mapping[str, Any], path: Path, *, quick: bool = False, ch
         raise BadArgument(f"study={str(path)!r} has no [[variant]]; give at least one, with a name")
     if quick:
         common, grids, variants = _shortened(_table(values, "quick", path), common, grids, variants, path)
-    trials = [trial for variant in variants for grid in grids for trial in _trials(path, common, grid, variant)]
+    trials = [
+        trial
+        for grid in grids  # every variant at one point, then the next: a part of a study compares them all
+        for point in itertools.zip_longest(*(_trials(path, common, grid, variant) for variant in variants))
+        for trial in point
+        if trial is not None
+    ]
     unique = {trial.id: trial for trial in reversed(trials)}  # a variant that overrides the grid meets itself
     study = Study(
         path.stem, **_facts(values, path), picture=_picture(values, path), trials=tuple(reversed(unique.values()))

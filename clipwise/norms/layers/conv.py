@@ -28,7 +28,7 @@ from clipwise.norms.layers.conv_layout import Geometry, patches, strip_bytes, st
 from clipwise.norms.layers.registry import Tap, layer
 from clipwise.types import Unsupported
 
-PATCH_BYTES = 4 * 2**20  # patches formed at a time: they are used while they are in the cache
+PATCH_BYTES = 8 * 2**20  # patches formed at a time: more would no longer be in the cache, fewer pays for more calls
 STRIP_BYTES = 16 * 2**20
 LONG_STRIP, MANY_PLACES = 160, 32  # numbers: from here on products of strips are large enough
 GRAM_BYTES = 16 * 2**20  # Gram matrices
