@@ -32,8 +32,8 @@ class Effort:
     busy meanwhile, again, up to `attempts` times."""
 
     rounds: int | None = None
-    seconds: float = 30.0
-    most: int = 101
+    seconds: float = 60.0
+    most: int = 151
     least: int = 4
     attempts: int = 3
 
