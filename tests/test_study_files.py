@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from clipwise.cli import app
-from clipwise.clipping import METHODS
+from clipwise.clipping import METHODS, make_method
 from clipwise.study import make_study, read_study
 
 FILES = sorted((Path(__file__).parent.parent / "studies").glob("*.toml"))
@@ -30,6 +30,9 @@ def test_each_file_says_what_it_is(file):
     epsilons = {f"{trial.config.epsilon:g}" for trial in study.trials}
     for trial in study.trials:
         assert METHODS[trial.config.method].sound
+        make_method(
+            trial.config.method, **trial.config.method_options
+        )  # an option that was renamed since is refused here
         assert trial.published.keys() <= epsilons  # a figure at an epsilon that is not run would never be seen
     quick = read_study(file, quick=True, check=False)
     assert len(quick.trials) <= 6

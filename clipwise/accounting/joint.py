@@ -30,8 +30,8 @@ def gradient_share(total: float, sides: Sequence[float]) -> float:
     """The gradient's multiplier, such that gradient and side queries together have the multiplier `total`."""
     total = validate.non_negative("total", total)
     checked = [validate.positive("sides", value) for value in sides]
-    if total == 0:
-        return 0.0  # no noise is asked for: the step is not private, whatever the sides add
+    if total == 0 or not checked:  # at 0 no noise is asked for: the step is not private, whatever the sides add
+        return total
     # Exact rational arithmetic: the difference cancels when a side takes nearly everything.
     room = 1 - sum(((Fraction(total) / Fraction(side)) ** 2 for side in checked), start=Fraction(0))
     if room <= 0:

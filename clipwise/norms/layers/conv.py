@@ -17,6 +17,7 @@ gradient, where torch has kernels for groups. Buffers are bounded by working on 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from math import prod
 
 import torch
@@ -300,7 +301,8 @@ def _places(geo: Geometry, size: Sequence[int]) -> list[int]:
     return [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in zip(size, *geo[:4], strict=True)]
 
 
-def _live(geo: Geometry, size: Sequence[int]) -> tuple[slice, ...] | None:
+@lru_cache(maxsize=1024)
+def _live(geo: Geometry, size: torch.Size) -> tuple[slice, ...] | None:
     """From the first to the last tap, in each dimension, that meets the image at any place; None if these are all."""
     live = []
     for n, k, s, p, d, places in zip(size, *geo[:4], _places(geo, size), strict=True):
