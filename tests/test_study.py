@@ -9,7 +9,9 @@ import time
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from clipwise.cli import app
 from clipwise.data.names import NAMES
 from clipwise.report.study_report import write_study_report
 from clipwise.study import Watcher, read_study, run_study, summarise, to_markdown
@@ -138,6 +140,17 @@ def test_runs_resumes_and_makes_a_table(tmp_path):
     assert [path.name for path in drawn.pictures] == ["digits-linear.png"]
     for cell in cells:
         assert f"{cell.variant}: {cell}" in page
+
+    words = ("study", written(tmp_path), "--out", tmp_path / "out", "--publish", tmp_path / "docs")
+    said = CliRunner().invoke(app, [str(word) for word in words])
+    assert said.exit_code == 0, said.output
+    published = {path.name: path.read_bytes() for path in (tmp_path / "docs").iterdir()}
+    assert published.keys() == {"small.md", "small.jsonl", "small-digits-linear.png"}
+    assert published["small.jsonl"] == results.read_bytes()
+    assert published["small-digits-linear.png"] == drawn.pictures.popitem()[0].read_bytes()
+    shown = published["small.md"].decode()
+    assert f"{cells[1]} (published 91.5)" in shown
+    assert "](small-digits-linear.png)" in shown
 
 
 SHORT_AND_LONG = """

@@ -27,7 +27,7 @@ def study(
     jobs: Annotated[int | None, typer.Option(help="Runs at once; by default, one a core.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where results go; an earlier study there goes on.")] = None,
     publish: Annotated[
-        Path | None, typer.Option(help="Also write NAME.md and NAME.jsonl to this folder (docs/results).")
+        Path | None, typer.Option(help="Also write NAME.md, NAME.jsonl and pictures to this folder (docs/results).")
     ] = None,
     as_json: output.JsonOption = False,
 ) -> None:
@@ -47,11 +47,9 @@ def study(
     table = to_markdown(about, lines)
     about.write(folder)
     (folder / "table.md").write_text(table, encoding="utf-8")
-    page = write_study_report(folder).page
+    page, pictures = write_study_report(folder)
     if publish is not None:
-        publish.mkdir(parents=True, exist_ok=True)
-        (publish / f"{made.name}.md").write_text(table, encoding="utf-8")
-        shutil.copyfile(folder / "results.jsonl", publish / f"{made.name}.jsonl")
+        _publish(publish, made.name, folder, table, pictures)
     if as_json:
         output.print_json(
             {"study": made.name, "out": str(folder), "finished": len(lines), "failed": len(failures), "page": str(page)}
@@ -65,6 +63,17 @@ def study(
         raise typer.Exit(1)  # the object above says how many
     if failures:
         raise some_failed(made, failures)
+
+
+def _publish(where: Path, name: str, folder: Path, table: str, pictures: dict[Path, str]) -> None:
+    from clipwise.report.figures import in_markdown
+
+    where.mkdir(parents=True, exist_ok=True)
+    shown = [in_markdown(f"{name}-{picture.name}", alt) for picture, alt in pictures.items()]
+    (where / f"{name}.md").write_text("\n".join([table, *shown]), encoding="utf-8")
+    shutil.copyfile(folder / "results.jsonl", where / f"{name}.jsonl")
+    for picture in pictures:
+        shutil.copyfile(picture, where / f"{name}-{picture.name}")
 
 
 def run_and_tell(made: Study, folder: Path, jobs: int | None) -> tuple[list[dict[str, Any]], list[Outcome]]:

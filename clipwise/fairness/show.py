@@ -8,7 +8,7 @@ from typing import Any
 from clipwise.fairness.intervals import LEVEL, Interval
 from clipwise.fairness.metrics import Measure
 from clipwise.fairness.study import WITHOUT, Gap, Gradients, OverRuns, Row
-from clipwise.report.figures import Figure, Point, Series, Target
+from clipwise.report.figures import Figure, Point, Series, Target, in_markdown
 from clipwise.report.grouped_bars import Bar, GroupedBars, as_series
 from clipwise.study.definition import Study
 
@@ -39,7 +39,7 @@ def to_markdown(
         if any(row.gradients for row in here):
             parts += ["### Why: clipping by group", "", WHY, "", *_gradient_table(here), ""]
     if pictures:
-        parts += ["## Pictures", "", *(f"![{_flat(alt)}]({file})\n" for file, alt in pictures.items())]
+        parts += ["## Pictures", "", *(in_markdown(file, alt) for file, alt in pictures.items())]
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -117,11 +117,6 @@ def _with(measure: Measure, interval: Interval) -> str:
     if measure.value is None or interval.low is None or interval.high is None:
         return text
     return f"{text} ({100 * interval.low:.2f} to {100 * interval.high:.2f})"
-
-
-def _flat(text: str) -> str:
-    """Without what would end a picture's sentence in Markdown."""
-    return text.replace("[", "(").replace("]", ")").replace("\n", " ")
 
 
 def _per_cent(measure: Measure) -> str:

@@ -73,6 +73,12 @@ class Figure:
         return f"{self.title}: {'; '.join(parts)}{target}."
 
 
+def in_markdown(file: str, alt: str) -> str:
+    """A picture in Markdown; brackets in its sentence would end it."""
+    flat = alt.replace("[", "(").replace("]", ")").replace("\n", " ")
+    return f"![{flat}]({file})\n"
+
+
 # Numbers that belong in one chart, in the order of the page; all others follow, a chart each.
 _FIGURES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("Privacy spent", "epsilon", ("epsilon", "claimed_epsilon")),

@@ -33,7 +33,7 @@ COMPARED = (
 
 class Written(NamedTuple):
     page: Path
-    pictures: tuple[Path, ...]
+    pictures: dict[Path, str]  # with what each shows, in words
 
 
 def is_study(folder: str | Path) -> bool:
@@ -49,6 +49,7 @@ def write_study_report(folder: str | Path, out: str | Path | None = None) -> Wri
     target = folder if out is None else Path(out)
     page = _page(about, lines, cells, figures, folder, way=os.path.relpath(folder.resolve(), target.resolve()))
     drawn = {f"{figure.name}.png": png(figure) for figure in figures}
+    alts = {target / "report" / f"{figure.name}.png": figure.alt() for figure in figures}
     try:
         (target / "report").mkdir(parents=True, exist_ok=True)
         for name, content in drawn.items():
@@ -56,7 +57,7 @@ def write_study_report(folder: str | Path, out: str | Path | None = None) -> Wri
         RunFolder(target).write("report.html", page)
     except OSError as error:
         raise BadArgument(f"out={str(target)!r} cannot be written ({error}); name a folder with --out") from error
-    return Written(target / "report.html", tuple(target / "report" / name for name in drawn))
+    return Written(target / "report.html", alts)
 
 
 def _page(
