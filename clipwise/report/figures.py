@@ -68,7 +68,9 @@ class Figure:
                 parts.append(f"{s.label} is {self.shown(first.y)} throughout")
             else:
                 span = f"{self.x_label} {short(first.x)} to {short(last.x)}"
-                parts.append(f"{s.label} goes from {self.shown(first.y)} to {self.shown(last.y)} over {span}")
+                top = max(s.points, key=lambda p: p.y)
+                peak = f" to {self.shown(top.y)} at {short(top.x)} and" if top.y > max(first.y, last.y) else ""
+                parts.append(f"{s.label} goes from {self.shown(first.y)}{peak} to {self.shown(last.y)} over {span}")
         target = f"; {self.target.label} {self.shown(self.target.y)}" if self.target else ""
         return f"{self.title}: {'; '.join(parts)}{target}."
 

@@ -130,3 +130,6 @@ def test_alt_text_says_what_is_seen():
     assert by_name(LINES, target_epsilon=3.0)["epsilon"].alt() == (
         "Privacy spent: epsilon goes from 1.5 to 2.5 over step 3 to 6; target 3."
     )
+    peak = Series("fixed", (Point(0.1, 0.7), Point(3, 0.9), Point(10, 0.8)))
+    figure = Figure(name="n", title="Sweep", x_label="threshold", y_label="y", series=(peak,), percent=True)
+    assert figure.alt() == "Sweep: fixed goes from 70.00 % to 90.00 % at 3 and to 80.00 % over threshold 0.1 to 10."
