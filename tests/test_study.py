@@ -15,7 +15,7 @@ from clipwise.cli import app
 from clipwise.data.names import NAMES
 from clipwise.report.study_report import write_study_report
 from clipwise.study import Watcher, read_study, run_study, summarise, to_markdown
-from clipwise.study.runner import read_results
+from clipwise.study.runner import append_line, read_results
 from clipwise.types import BadArgument
 
 TWO_BY_TWO = """
@@ -133,8 +133,10 @@ def test_runs_resumes_and_makes_a_table(tmp_path):
     )
 
     about.write(tmp_path / "out")
+    append_line(results, {**again[0][0], "id": "of an earlier version of the file", "accuracy": 0.123456})
     drawn = write_study_report(tmp_path / "out")
     page = drawn.page.read_text()
+    assert "0.123456" not in page
     for line in again[0]:
         assert f'<td class="number">{line["accuracy"]}</td>' in page
     assert [path.name for path in drawn.pictures] == ["digits-linear.png"]
@@ -146,7 +148,7 @@ def test_runs_resumes_and_makes_a_table(tmp_path):
     assert said.exit_code == 0, said.output
     published = {path.name: path.read_bytes() for path in (tmp_path / "docs").iterdir()}
     assert published.keys() == {"small.md", "small.jsonl", "small-digits-linear.png"}
-    assert published["small.jsonl"] == results.read_bytes()
+    assert [json.loads(line) for line in published["small.jsonl"].splitlines()] == again[0]
     assert published["small-digits-linear.png"] == drawn.pictures.popitem()[0].read_bytes()
     shown = published["small.md"].decode()
     assert f"{cells[1]} (published 91.5)" in shown

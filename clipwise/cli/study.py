@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -49,7 +50,7 @@ def study(
     (folder / "table.md").write_text(table, encoding="utf-8")
     page, pictures = write_study_report(folder)
     if publish is not None:
-        _publish(publish, made.name, folder, table, pictures)
+        _publish(publish, made.name, table, lines, pictures)
     if as_json:
         output.print_json(
             {"study": made.name, "out": str(folder), "finished": len(lines), "failed": len(failures), "page": str(page)}
@@ -65,13 +66,14 @@ def study(
         raise some_failed(made, failures)
 
 
-def _publish(where: Path, name: str, folder: Path, table: str, pictures: dict[Path, str]) -> None:
+def _publish(where: Path, name: str, table: str, lines: list[dict[str, Any]], pictures: dict[Path, str]) -> None:
     from clipwise.report.figures import in_markdown
 
     where.mkdir(parents=True, exist_ok=True)
     shown = [in_markdown(f"{name}-{picture.name}", alt) for picture, alt in pictures.items()]
     (where / f"{name}.md").write_text("\n".join([table, *shown]), encoding="utf-8")
-    shutil.copyfile(folder / "results.jsonl", where / f"{name}.jsonl")
+    written = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
+    (where / f"{name}.jsonl").write_text(written, encoding="utf-8")
     for picture in pictures:
         shutil.copyfile(picture, where / f"{name}-{picture.name}")
 

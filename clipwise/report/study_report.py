@@ -43,7 +43,9 @@ def is_study(folder: str | Path) -> bool:
 def write_study_report(folder: str | Path, out: str | Path | None = None) -> Written:
     """`report.html`, and `report/*.png` for what has a line, in the study's folder or in `out`."""
     folder = Path(folder)
-    about, lines = About.read(folder), read_results(folder / "results.jsonl")
+    about = About.read(folder)
+    found = {line["id"]: line for line in read_results(folder / "results.jsonl")}
+    lines = [found[id_] for id_ in about.trials if id_ in found]
     cells = summarise(about, lines)
     figures = study_figures(about, lines, cells)
     target = folder if out is None else Path(out)
@@ -78,9 +80,11 @@ def _page(
         f"<header><h1>{html.escape(title)}</h1></header>",
         f'<div class="statement">{html.markdown("".join(f"- {fact}{chr(10)}" for fact in facts(about, lines)))}</div>',
     ]
-    if len(lines) < about.trials:
+    if len(lines) < len(about.trials):
         body.append(
-            html.warning(f"{about.trials - len(lines)} of {about.trials} runs are missing; run the study again.")
+            html.warning(
+                f"{len(about.trials) - len(lines)} of {len(about.trials)} runs are missing; run the study again."
+            )
         )
     blocks = [html.charts(figures, wide=True)] if figures else []
     for data, model in dict.fromkeys((cell.data, cell.model) for cell in cells):

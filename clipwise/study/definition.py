@@ -82,7 +82,9 @@ class About:
     differs: str
     minutes: float
     tuning: str
-    trials: int
+    trials: tuple[
+        str, ...
+    ]  # their ids: a folder may hold results of what the file said before, or of its quick version
     published: Mapping[str, Mapping[str, float]]  # for each variant, in order: the source's own figures by epsilon
     command: str
     tuning_cost: str = "not said"  # of the epsilon in the table: none, charged or not charged
@@ -94,8 +96,9 @@ class About:
     @classmethod
     def read(cls, folder: Path) -> About:
         try:
-            return cls(**json.loads((folder / _ABOUT).read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
+            values = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
+            return cls(**{**values, "trials": tuple(values["trials"])})
+        except (OSError, ValueError, TypeError, KeyError) as error:
             raise BadArgument(
                 f"{folder / _ABOUT} is damaged ({error}); run the study again, which keeps its results"
             ) from error
@@ -116,7 +119,7 @@ class Study:
     def about(self, command: str) -> About:
         published = {trial.variant: dict(trial.published) for trial in self.trials}
         facts = {name: getattr(self, name) for name in ("name", "picture", *_FACTS)}
-        return About(**facts, trials=len(self.trials), published=published, command=command)
+        return About(**facts, trials=tuple(trial.id for trial in self.trials), published=published, command=command)
 
 
 def read_study(path: Path, *, quick: bool = False, check: bool = True) -> Study:

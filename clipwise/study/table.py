@@ -109,7 +109,7 @@ def legend(lines: Sequence[Mapping[str, Any]]) -> str:
 
 def facts(about: About, lines: Sequence[Mapping[str, Any]]) -> list[str]:
     """How it was made and what it compares with, a sentence each."""
-    said = [f"Made by `{about.command}`: {len(lines)} of {about.trials} runs, clipwise {_versions(lines)}."]
+    said = [f"Made by `{about.command}`: {len(lines)} of {len(about.trials)} runs, clipwise {_versions(lines)}."]
     if about.source:
         said += [f"Compares with: {about.source}.", *([f"What differs: {about.differs}."] if about.differs else [])]
     else:
