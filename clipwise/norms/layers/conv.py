@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clipwise.norms.kernel import Call, Ghost, Kernel, Part, Way, scale_rows, sum_of_squares
-from clipwise.norms.layers.conv_layout import Geometry, patches, strip_bytes, strips
+from clipwise.norms.layers.conv_layout import Geometry, fold, folds, patches, strip_bytes, strips, unfold_kernel
 from clipwise.norms.layers.registry import Tap, layer
 from clipwise.types import Unsupported
 
@@ -55,7 +55,7 @@ def _by_strips(x: Tensor, b: Tensor, geo: Geometry) -> bool:
     return (
         geo.groups == 1
         and geo.kernel[0] > 1
-        and prod(geo.kernel[1:]) * x.shape[1] >= LONG_STRIP
+        and (geo.folded or prod(geo.kernel[1:]) * x.shape[1] >= LONG_STRIP)
         and b.shape[2:].numel() >= MANY_PLACES
     )
 
@@ -85,7 +85,8 @@ def _as_weight(parts: Sequence[Tensor], geo: Geometry) -> Tensor:
         return _whole(parts[0].unflatten(-1, (-1, *geo.kernel)), geo)
     lines = (geo.kernel[0] // len(parts), *geo.kernel[1:])
     shaped = [part.unflatten(-1, (*lines, -1)).movedim(-1, -1 - len(lines)) for part in parts]
-    return _whole(shaped[0] if len(shaped) == 1 else torch.cat(shaped, -len(lines)), geo)
+    joined = shaped[0] if len(shaped) == 1 else torch.cat(shaped, -len(lines))
+    return _whole(unfold_kernel(joined) if geo.folded else joined, geo)
 
 
 def _whole(shaped: Tensor, geo: Geometry) -> Tensor:
@@ -169,11 +170,15 @@ def _weighted_by_strips(weights: Tensor, x: Tensor, b: Tensor, geo: Geometry) ->
 
 
 def _look(call: Call, saved: tuple[Tensor, ...], b: Tensor) -> tuple[Tensor, Tensor, Geometry]:
-    """Input, output gradient, geometry; all in the type of the parameters, which under autocast is not theirs."""
+    """Input, output gradient, geometry; in the type of the parameters, which under autocast is not theirs, and folded
+    where that helps."""
     if not isinstance(call.config, Geometry):
         raise TypeError("a convolution's call carries its Geometry")
     dtype = next(iter(call.params.values())).dtype
-    return saved[0].to(dtype), b.to(dtype), call.config
+    x, b, geo = saved[0].to(dtype), b.to(dtype), call.config
+    if folds(x, geo):
+        x, geo = fold(x, geo, b.shape[2:])
+    return x, b, geo
 
 
 class ConvKernel(Kernel):

@@ -1,8 +1,11 @@
-"""How a convolution's input is laid out for matrix products: as patches, or as strips.
+"""How a convolution's input is laid out for matrix products: as patches, or as strips; and before that, perhaps, folded.
 
 *Patches*: every output place with all that the kernel sees there, (rows, places, taps * channels), a copy of every pixel for
 each tap. *Strips* unfold all dimensions but the first, so that a copy is larger than the image only by the taps of the others:
 those of the first are found by beginning some lines later. For many channels the copy, not the product, takes the time.
+
+*Folded*: a convolution with stride 2 is one with stride 1 and half the kernel over blocks of 2x2 pixels, taken as channels. Strips
+of grey images, too narrow to be worth a product each, become wide enough by it.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from math import prod
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 SHORT_RUN = 16  # numbers; copies of shorter runs take longer than the memory they move
@@ -24,6 +28,34 @@ class Geometry(NamedTuple):
     groups: int
     # First tap, end and size of the parameter's own kernel, in each dimension, where this one is but a part of it.
     within: tuple[tuple[int, int, int], ...] | None = None
+    folded: bool = False  # the channels are the four pixels of a block
+
+
+def folds(x: Tensor, geo: Geometry) -> bool:
+    """Grey images, a kernel of whole blocks: where the copy that folding is takes less time than it saves."""
+    grey = x.dim() == 4 and x.shape[1] == 1 and x.dtype in (torch.float32, torch.float64) and x.device.type == "cpu"
+    return grey and geo.stride == (2, 2) and geo.dilation == (1, 1) and all(k % 2 == 0 and k > 2 for k in geo.kernel)
+
+
+def fold(x: Tensor, geo: Geometry, places: torch.Size) -> tuple[Tensor, Geometry]:
+    """The same convolution with stride 1: x as (rows, 4, *blocks), where the kernel meets it, and the geometry."""
+    blocks = [n + k // 2 - 1 for n, k in zip(places, geo.kernel, strict=True)]
+    margins: list[int] = []
+    for count, n, p in zip(blocks, x.shape[2:], geo.padding, strict=True):
+        margins = [p, 2 * count - n - p, *margins]  # F.pad begins with the last dimension; less than zero cuts off
+    image = F.pad(x, margins)
+    # A copy of single numbers is faster than one of short runs: the two pixels of a block that lie together as one.
+    pairs = torch.view_as_complex(image.view(-1, blocks[0], 2, blocks[1], 2))
+    pixels = torch.view_as_real(pairs.transpose(2, 3).contiguous()).flatten(3)
+    half = tuple(k // 2 for k in geo.kernel)
+    return pixels.movedim(-1, 1), geo._replace(kernel=half, stride=(1, 1), padding=(0, 0), folded=True)
+
+
+def unfold_kernel(grads: Tensor) -> Tensor:
+    """(..., 4, *taps) of a folded convolution -> (..., 1, *taps) of the one that it stands for."""
+    *_, lines, across = grads.shape
+    apart = grads.unflatten(-3, (2, 2)).movedim((-4, -3), (-3, -1))  # line, its half, place in the line, its half
+    return apart.reshape(*grads.shape[:-3], 1, 2 * lines, 2 * across)
 
 
 def _image(x: Tensor, geo: Geometry, multiple: int = 1) -> Tensor:
@@ -84,7 +116,7 @@ def strips(x: Tensor, geo: Geometry, places: torch.Size, *, rows_inside: bool) -
     if rows_inside:
         view = view.transpose(1, 2)
     # (stride, rows, lines, places, rest) or (stride, lines, rows, places, rest)
-    unfolded = view.reshape(*view.shape[:3], prod(places[1:]), -1)
+    unfolded = view.reshape(*view.shape[:3], prod(places[1:]), -1).contiguous()  # one copy here, none for the taps
     found = []
     for tap in range(geo.kernel[0]):
         begin, left = divmod(tap * geo.dilation[0], stride)

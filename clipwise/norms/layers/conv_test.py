@@ -98,6 +98,46 @@ def test_conv3d(case):
 
 
 @st.composite
+def grey_cases(draw):
+    """Stride 2 over grey images, whose blocks of pixels are taken as channels."""
+    kernel = tuple(draw(st.sampled_from([4, 6, 8])) for _ in range(2))
+    return {
+        "rows": draw(st.integers(1, 4)),
+        "size": [k + draw(st.integers(0, 9)) for k in kernel],
+        "in_channels": 1,
+        "out_channels": draw(st.integers(1, 3)),
+        "kernel_size": kernel,
+        "stride": 2,
+        "padding": draw(st.tuples(st.integers(0, 5), st.integers(0, 5))),
+        "bias": draw(st.booleans()),
+        "padding_mode": draw(st.sampled_from(["zeros", "zeros", "circular"])),
+        "frozen": draw(st.sampled_from([None, "bias"])),
+        "buffer": draw(st.sampled_from([1, 2000, conv.PATCH_BYTES])),
+        "short_run": conv_layout.SHORT_RUN,
+        "strips": draw(st.booleans()),
+    }
+
+
+@settings(max_examples=40, deadline=None)
+@given(case=grey_cases())
+def test_folded(case):
+    with pytest.MonkeyPatch.context() as patch:
+        calls = []
+        patch.setattr(conv, "fold", lambda *args: calls.append(args) or conv_layout.fold(*args))
+        check(2, case)
+        assert calls
+
+
+def test_strips_are_views_of_one_copy():
+    """A copy for each tap would be as much as the patches."""
+    x, geo, places = torch.randn(3, 2, 9, 7), conv.Geometry((3, 3), (1, 1), (1, 1), (1, 1), 1), torch.Size((9, 7))
+    for rows_inside in (False, True):
+        found = conv.strips(x, geo, places, rows_inside=rows_inside)
+        assert len(found) == 3
+        assert len({strip.untyped_storage().data_ptr() for strip in found}) == 1
+
+
+@st.composite
 def padded_cases(draw, dims):
     """Images smaller than the kernel: taps that meet padding alone."""
     made = []

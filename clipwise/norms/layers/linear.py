@@ -26,7 +26,8 @@ def _finish(call: Call, weights: Tensor, a: Tensor, b: Tensor) -> dict[str, Tens
         left, right = (b, scale_rows(a, weights)) if b.shape[-1] > a.shape[-1] else (scale_rows(b, weights), a)
         sums["weight"] = left.flatten(0, 1).T @ right.flatten(0, 1)
     if "bias" in call.params:
-        sums["bias"] = weights.to(b.dtype).repeat_interleave(b.shape[1]) @ b.flatten(0, 1)
+        each = weights.to(b.dtype)
+        sums["bias"] = (each if b.shape[1] == 1 else each.repeat_interleave(b.shape[1])) @ b.flatten(0, 1)
     return sums
 
 
