@@ -33,6 +33,9 @@ FASHION_MNIST = Source(
         *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
     ),
     recipe=RECIPE,
-    tuning="the default settings are those of mnist; nothing was tuned on this data by Clipwise",
+    tuning=(
+        "the default settings are those of mnist, where they were found by trial runs; three were tried here too, test part "
+        "included, and none was better by more than 0.1 points; this was not charged"
+    ),
     editions=(Edition(_FILES, reader("fashion_mnist"), 60_000, 10_000),),
 )

@@ -54,17 +54,18 @@ class Recipe:
     average_weights: float = 0.0
     method: str = "fixed"
     packages: tuple[str, ...] = ()  # that hold what the model needs; nothing is fetched to follow a recipe
+    for_others: bool = True  # a model that no recipe is for may take these settings
     instead: Recipe | None = None  # where a package is not installed, or for another model
 
     def chosen(self, model: str | None) -> Recipe:
         """For the model that was named, or else the first whose packages are installed. A model that no recipe is for
-        takes the settings of the first that needs no package."""
+        takes the settings of the first that needs no package and is for others too."""
         known: list[Recipe] = [self]
         while (last := known[-1].instead) is not None:
             known.append(last)
         usable = [recipe for recipe in known if all(map(installed, recipe.packages))]
         of_model = [recipe for recipe in known if recipe.model == model]
-        plain = [recipe for recipe in known if not recipe.packages]
+        plain = [recipe for recipe in known if not recipe.packages and recipe.for_others]
         return (usable if model is None else of_model or plain)[0]
 
 

@@ -26,6 +26,7 @@ from clipwise.models.lstm import BILSTM, LSTM
 from clipwise.models.mlp import MLP
 from clipwise.models.nfnet import NF_RESNET, NFNET
 from clipwise.models.resnet import RESNET18, RESNET34
+from clipwise.models.scattering import SCATTERING
 from clipwise.models.shufflenet import SHUFFLENET
 from clipwise.types import BadArgument
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 MODELS: dict[str, Architecture] = {
     architecture.name: architecture
     for architecture in (
-        *(LINEAR, MLP, CNN, CNN_RELU, CNN_20_50, CNN_16_32, AUTOENCODER),
+        *(LINEAR, MLP, SCATTERING, CNN, CNN_RELU, CNN_20_50, CNN_16_32, AUTOENCODER),
         *(RESNET18, RESNET34, SHUFFLENET, NF_RESNET, *NFNET, EFFICIENTNET_LITE0),
         *(BOW, BOW_LINEAR, LSTM, BILSTM, BERT),
     )
