@@ -17,6 +17,7 @@ from torch.utils.data import TensorDataset
 from clipwise.clipping import METHODS, make_method
 from clipwise.config import TrainConfig
 from clipwise.data import DATASETS, DataSet, get_source, is_file, load
+from clipwise.data.source import cache_folder
 from clipwise.data.text import Encoder
 from clipwise.fairness.grouping import find_grouping
 from clipwise.fairness.of_run import figures_of_run
@@ -60,14 +61,16 @@ def train_into(
     *,
     on_step: Callable[[dict[str, Any], int], None] = lambda *_: None,
     on_epoch: Callable[[dict[str, Any]], None] = lambda *_: None,
+    on_rows: Callable[[int, int], None] = lambda *_: None,
     notice: Callable[[str], None] = lambda *_: None,
 ) -> tuple[dict[str, Any], Statement]:
-    """Train and leave everything in the folder, also of a run that fails. The arguments are those of `fit`; `notice` hears
-    what a user should know."""
+    """Train and leave everything in the folder, also of a run that fails. The arguments are those of `fit`; `on_rows`
+    hears how many records have their frozen features, and of how many, `notice` what a user should know."""
     try:
         folder.write("config.toml", settings.to_toml())
         with _event_log(settings, folder) as log:
-            done, test_part = _fit(settings, dataset, network, folder, log, on_step, on_epoch, notice)
+            parts = _for_training(settings, dataset, network, on_rows, notice)
+            done, test_part = _fit(settings, dataset, parts, folder, log, on_step, on_epoch), parts[2]
         return _write(settings, dataset, network, done, test_part, folder)
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
@@ -97,15 +100,13 @@ def _own_encoder(asked: TrainConfig) -> Encoder | None:
 def _fit(
     settings: TrainConfig,
     dataset: DataSet,
-    network: nn.Module,
+    parts: tuple[nn.Module, TensorDataset, TensorDataset | None],
     folder: RunFolder,
     log: EventLog | None,
     on_step: Callable[[dict[str, Any], int], None],
     on_epoch: Callable[[dict[str, Any]], None],
-    notice: Callable[[str], None],
-) -> tuple[Fit, TensorDataset | None]:
-    """The finished run, and the test records in the form that the trained part of the model takes."""
-    trained, train_part, test_part = _for_training(settings, dataset, network, notice)
+) -> Fit:
+    trained, train_part, test_part = parts
     grouping, groups = find_grouping(dataset, settings.group_by), None
     counted = settings.group_counts is not None or settings.clipped_counts is not None
     if METHODS[settings.method].needs_groups or counted:
@@ -128,7 +129,7 @@ def _fit(
             log.epoch(line)
         on_epoch(line)
 
-    done = fit(
+    return fit(
         trained,
         train_part,
         epsilon=settings.epsilon,
@@ -156,7 +157,6 @@ def _fit(
         on_epoch=keep_epoch,
         on_step=keep_step,
     )
-    return done, test_part
 
 
 def _third(batch: Any) -> Tensor:
@@ -165,12 +165,18 @@ def _third(batch: Any) -> Tensor:
 
 
 def _for_training(
-    settings: TrainConfig, dataset: DataSet, network: nn.Module, notice: Callable[[str], None]
+    settings: TrainConfig,
+    dataset: DataSet,
+    network: nn.Module,
+    on_rows: Callable[[int, int], None],
+    notice: Callable[[str], None],
 ) -> tuple[nn.Module, TensorDataset, TensorDataset | None]:
-    """What is trained, and on what: a last layer on frozen features, or images that are their own targets."""
+    """What is trained, and on what, train and test: a last layer on frozen features, or images that are their own targets."""
     if isinstance(network, FeaturesAndHead) and trains_last_layer_only(network):
-        notice("only the last layer is trained; the frozen features of each record are computed once")
-        last, dataset = on_features(network, dataset, keep=settings.data in DATASETS)
+        keep = settings.data in DATASETS
+        kept = f" and kept in {cache_folder()} for the next run" if keep else ""
+        notice(f"only the last layer is trained; the frozen features of each record are computed once{kept}")
+        last, dataset = on_features(network, dataset, keep=keep, on_rows=on_rows)
         return last, dataset.train, dataset.test
     if get_architecture(str(settings.model)).reconstructs:
         train, test = (

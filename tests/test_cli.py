@@ -192,6 +192,17 @@ def test_data_and_models(monkeypatch):
     assert "26,010" in run("models").stdout
 
 
+def test_train_on_fixed_features(tmp_path):
+    """Computed once, kept for a built-in data set, and said; the model that is written holds the last layer alone."""
+    result = run(*QUICK, "--model", "scattering", "--out", "runs/wavelets")
+    assert result.exit_code == 0, result.output
+    said = "".join(result.stderr.split())  # lines are folded anywhere
+    assert f"computedonceandkeptin{tmp_path / 'cache' / 'clipwise'}" in said
+    written = json.loads(Path("runs/wavelets/result.json").read_text())
+    assert (written["model"], written["trained_parameters"]) == ("scattering", 81 * 4 * 10 + 10)
+    assert set(load_file("runs/wavelets/model.safetensors")) == {"head.weight", "head.bias"}
+
+
 def test_train_leaves_a_whole_run_folder():
     result = answer(*QUICK, "--out", "runs/a")
     assert set(result) >= KEYS

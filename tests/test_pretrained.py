@@ -253,7 +253,9 @@ def test_training_on_features_is_training_on_records(tmp_path, monkeypatch):
     for name, p in model.named_parameters():
         p.requires_grad_(name.startswith("classifier."))
     assert trains_last_layer_only(model)
-    made = [on_features(model, data, keep=keep) for keep in (False, True, True)]
+    heard = []
+    made = [on_features(model, data, keep=keep, on_rows=lambda *at: heard.append(at)) for keep in (False, True, True)]
+    assert heard == [(5, 7), (7, 7)] * 2  # the third came from the cache
     assert len(list(tmp_path.rglob("*.npy"))) == 2
     with torch.no_grad():
         for last, features in made:

@@ -269,10 +269,13 @@ def _shown(epochs: int, *, quiet: bool) -> Iterator[dict[str, Any]]:
     """What `train_into` reports to: a bar on a terminal, a line an epoch in a log file."""
     console = output.messages()
     with _notices_on(console), _progress(console, quiet) as progress:
-        task = progress.add_task("calibrating the noise", total=None)
+        task = progress.add_task("calibrating the noise", total=None, unit="steps")
+
+        def on_rows(done: int, total: int) -> None:
+            progress.update(task, description="frozen features", completed=done, total=total, unit="records")
 
         def on_step(values: dict[str, Any], planned: int) -> None:
-            progress.update(task, completed=values["step"], total=planned)
+            progress.update(task, completed=values["step"], total=planned, unit="steps")
 
         def on_epoch(line: dict[str, Any]) -> None:
             text = f"epoch {line['epoch']}/{epochs}  {_figures(line)}"
@@ -284,7 +287,7 @@ def _shown(epochs: int, *, quiet: bool) -> Iterator[dict[str, Any]]:
             if not quiet:
                 console.print(f"note: {message}", highlight=False)
 
-        yield {"on_step": on_step, "on_epoch": on_epoch, "notice": notice}
+        yield {"on_step": on_step, "on_epoch": on_epoch, "on_rows": on_rows, "notice": notice}
 
 
 def _progress(console: Console, quiet: bool) -> Progress:
@@ -292,7 +295,7 @@ def _progress(console: Console, quiet: bool) -> Progress:
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("steps"),
+        TextColumn("{task.fields[unit]}"),
         TimeElapsedColumn(),
         console=console,
         disable=quiet or not console.is_terminal,

@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import inspect
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -87,19 +88,31 @@ def trains_last_layer_only(model: nn.Module) -> bool:
     return all(id(p) in last for p in model.parameters() if p.requires_grad)
 
 
-def on_features(model: FeaturesAndHead, dataset: DataSet, *, keep: bool = False) -> tuple[nn.Module, DataSet]:
+def on_features(
+    model: FeaturesAndHead,
+    dataset: DataSet,
+    *,
+    keep: bool = False,
+    on_rows: Callable[[int, int], None] = lambda *_: None,
+) -> tuple[nn.Module, DataSet]:
     """The last layer, and the data set as features, so that training it there is training the model on the records.
 
-    `keep` leaves the features in the user's cache for the next run: for data sets that are public anyway.
+    `keep` leaves the features in the user's cache for the next run: for data sets that are public anyway. `on_rows` hears
+    how many records are done, and of how many.
     """
+    done, total = 0, len(dataset.train) + (0 if dataset.test is None else len(dataset.test))
 
     def features_of(data: TensorDataset) -> Array:
+        nonlocal done
         x = data.tensors[0]
         found: Tensor | None = None
         for places, part in model.parts(x):
-            rows = torch.cat([model.features(some) for some in part.split(ROWS)])
-            found = rows.new_empty(len(x), *rows.shape[1:]) if found is None else found
-            found[places] = rows
+            for at, some in zip(places.split(ROWS), part.split(ROWS), strict=True):
+                rows = model.features(some)
+                found = rows.new_empty(len(x), *rows.shape[1:]) if found is None else found
+                found[at] = rows
+                done += len(some)
+                on_rows(done, total)
         if found is None:
             raise BadArgument("data: no records; features of an empty data set cannot be computed")
         return found.numpy()
