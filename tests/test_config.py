@@ -48,6 +48,8 @@ def test_a_recipe_whose_package_is_not_here_is_passed_over():
     large, here = (Recipe("bert", 128, 2, 1.0, packages=(p,), instead=other) for p in ("no_such_package", "numpy"))
     assert [recipe.chosen(None) for recipe in (small, other, large, here)] == [small, other, other, here]
     assert [large.chosen(model) for model in ("bert", "mlp", "cnn")] == [large, small, other]
+    alone = Recipe("scattering", 2048, 30, 0.5, for_others=False, instead=small)
+    assert [alone.chosen(model) for model in (None, "scattering", "linear")] == [alone, alone, small]
     found = make_config({"model": "mlp"}).resolved(SimpleNamespace(**vars(dataset(1437)) | {"recipe": large}))
     assert (found.batch, found.epochs, found.lr) == (64, 5, 0.25)
 

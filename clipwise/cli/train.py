@@ -271,11 +271,13 @@ def _shown(epochs: int, *, quiet: bool) -> Iterator[dict[str, Any]]:
     with _notices_on(console), _progress(console, quiet) as progress:
         task = progress.add_task("calibrating the noise", total=None, unit="steps")
 
+        features = progress.add_task("frozen features", total=None, unit="records", visible=False)
+
         def on_rows(done: int, total: int) -> None:
-            progress.update(task, description="frozen features", completed=done, total=total, unit="records")
+            progress.update(features, completed=done, total=total, visible=done < total)
 
         def on_step(values: dict[str, Any], planned: int) -> None:
-            progress.update(task, completed=values["step"], total=planned, unit="steps")
+            progress.update(task, completed=values["step"], total=planned)
 
         def on_epoch(line: dict[str, Any]) -> None:
             text = f"epoch {line['epoch']}/{epochs}  {_figures(line)}"

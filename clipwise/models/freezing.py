@@ -98,13 +98,11 @@ def on_features(
     """The last layer, and the data set as features, so that training it there is training the model on the records.
 
     `keep` leaves the features in the user's cache for the next run: for data sets that are public anyway. `on_rows` hears
-    how many records are done, and of how many.
+    how many records are done, and of how many, for the train part and then for the test part.
     """
-    done, total = 0, len(dataset.train) + (0 if dataset.test is None else len(dataset.test))
 
     def features_of(data: TensorDataset) -> Array:
-        nonlocal done
-        x = data.tensors[0]
+        x, done = data.tensors[0], 0
         found: Tensor | None = None
         for places, part in model.parts(x):
             for at, some in zip(places.split(ROWS), part.split(ROWS), strict=True):
@@ -112,7 +110,7 @@ def on_features(
                 found = rows.new_empty(len(x), *rows.shape[1:]) if found is None else found
                 found[at] = rows
                 done += len(some)
-                on_rows(done, total)
+                on_rows(done, len(x))
         if found is None:
             raise BadArgument("data: no records; features of an empty data set cannot be computed")
         return found.numpy()

@@ -22,9 +22,8 @@ from clipwise.models.freezing import FeaturesAndHead
 
 ANGLES = 8
 STEP = 4  # pixels of a side that one feature stands for
-CHANNELS = (
-    1 + 2 * ANGLES + ANGLES**2
-)  # averages; moduli at two scales; moduli at the coarse one of those at the fine one
+# The average; moduli at the fine and at the coarse scale; moduli at the coarse one of those at the fine one.
+CHANNELS = 1 + 2 * ANGLES + ANGLES**2
 WIDTH, FREQUENCY = 0.8, 0.75 * math.pi  # of the fine wavelets; twice and half as much of the coarse ones
 SLANT = 4 / ANGLES
 TOGETHER = 3  # channels that are normalised together

@@ -40,6 +40,28 @@ def test_stripes_are_seen_by_the_wavelet_that_runs_across_them():
         assert int(found.argmax()) == i
 
 
+def test_coarse_moduli_are_as_at_full_size():
+    """Every second pixel of a modulus, averaged more narrowly, is the modulus averaged; wider stripes are theirs."""
+    x = torch.rand(2, 1, 28, 28, dtype=torch.float64)
+    net = model()
+    spectrum = torch.fft.fft2(torch.nn.functional.pad(x, net.margins, mode="reflect"))
+    want = net.average0 @ torch.fft.ifft2(spectrum * net.coarse).abs() @ net.average1.T
+    found = net.scattered(x)[:, 1 + ANGLES : 1 + 2 * ANGLES]
+    assert (found - want).norm() < 0.05 * want.norm()  # what aliases
+    at = torch.arange(28.0).double()
+    for period, strongest in ((3, 0), (6, 1)):
+        stripes = torch.cos(2 * math.pi / period * at).expand(1, 1, 28, 28)
+        found = net.scattered(stripes)[0, [1, 1 + ANGLES], 2:-2, 2:-2].mean((1, 2))
+        assert int(found.argmax()) == strongest
+
+
+def test_three_channels_are_normalised_together():
+    found = model().features(torch.rand(2, 1, 28, 28, dtype=torch.float64)).view(2, CHANNELS // 3, -1)
+    assert torch.allclose(found.mean(2), torch.zeros(2, 27, dtype=torch.float64), atol=1e-9)
+    apart = found.view(2, 27, 3, -1).mean(3)
+    assert apart.abs().max() > 0.1  # each on its own would be zero
+
+
 def test_halved_is_the_spectrum_of_every_second_pixel():
     x = torch.randn(2, 12, 8, dtype=torch.float64)
     assert torch.allclose(_halved(torch.fft.fft2(x)), torch.fft.fft2(x[:, ::2, ::2]))
