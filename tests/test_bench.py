@@ -19,6 +19,7 @@ from clipwise.bench.compare import Effort
 from clipwise.bench.timing import Others, Times, time_interleaved
 from clipwise.cli import app
 from clipwise.clipping import METHODS
+from clipwise.norms.choice import Chooser
 
 TINY = workloads.WORKLOADS["tiny-b32"]
 
@@ -44,6 +45,7 @@ def test_json_has_a_row_for_each_method_with_positive_ratios(tmp_path):
         assert row["peak_rss_mb"] > row["memory_mb"] >= 0
         assert row["rounds"] == 3
     assert rows["plain"]["time_ratio"] == 1
+    assert rows["clipwise"]["memory_as_timed_mb"] >= 0
     assert rows["clipwise"]["ledger_steps"] == rows["clipwise"]["steps"] == 3 + 3
     assert result["versions"]["torch"] == torch.__version__
     assert "step time / plain" in page.read_text().lower()
@@ -79,7 +81,7 @@ def test_what_is_timed_clips_adds_noise_moves_the_weights_and_is_charged():
         low, high = stats.chi2(len(noise)).ppf([1e-6, 1 - 1e-6])
         assert low < (noise**2).sum() < high
         assert not low < ((0.9 * noise) ** 2).sum() < high  # the test would see a tenth less
-        assert peer.facts() == {"steps": steps, "ledger_steps": steps}
+        assert peer.facts() == {"steps": steps, "ledger_steps": steps, "ways": {}}
         lines = [json.loads(line) for line in Path(peer._folder.name, "ledger.jsonl").read_text().splitlines()]
         assert sum(line["kind"] == "step" for line in lines) == steps
     finally:
@@ -147,7 +149,7 @@ def test_a_failed_peer_is_a_row_and_not_a_crash(monkeypatch):
     monkeypatch.setattr(
         compare, "_work", lambda spec, *_: worker.time_methods(**{k: v for k, v in spec.items() if k != "task"})
     )
-    monkeypatch.setattr(compare, "_memory", lambda *_: {"memory_mb": 1.0, "growth_mb": 1.0})
+    monkeypatch.setattr(compare, "_memory", lambda *_, **__: {"memory_mb": 1.0, "growth_mb": 1.0})
     done = compare.compare([TINY], ["plain", "clipwise", "opacus-hooks"], Effort(rounds=1), lambda *_: None)
     row = done.rows[2]
     assert (row["method"], row["time_ratio"], row["memory_ratio"]) == ("opacus-hooks", None, None)
@@ -226,6 +228,21 @@ def test_memory_is_the_growth_at_the_peak():
     figures = memory.measure(lambda: Greedy("greedy", []))
     assert figures["memory_mb"] == pytest.approx(150, abs=8)
     assert figures["growth_mb"] == pytest.approx(100, abs=8)
+
+
+@pytest.mark.skipif(not memory.can_measure(), reason="needs /proc")
+def test_memory_can_be_measured_with_the_kernels_that_were_timed(monkeypatch):
+    def ways_of(make):
+        stepper = make()
+        stepper.prepare()
+        stepper.step()
+        return stepper.private.run.engine.ways
+
+    monkeypatch.setattr(memory, "measure", ways_of)
+    chosen = worker.measure_memory("transformer-b32", "clipwise")
+    assert chosen
+    monkeypatch.setattr(Chooser, "_cheapest", None)  # nothing may be timed now
+    assert worker.measure_memory("transformer-b32", "clipwise", ways=chosen) == chosen
 
 
 @pytest.mark.skipif(not memory.can_measure(), reason="needs /proc")

@@ -12,13 +12,14 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from clipwise.bench import memory, timing
 from clipwise.bench.clipping import time_clipping
-from clipwise.bench.peers import METHODS, Peer
+from clipwise.bench.peers import METHODS, Clipwise, Peer
+from clipwise.bench.timing import Stepper
 from clipwise.bench.workloads import WORKLOADS
 
 _LARGE = str(1 << 34)
@@ -52,14 +53,21 @@ def time_methods(
     return results
 
 
-def measure_memory(model: str, method: str) -> dict[str, Any]:
-    """The memory figures of one method on one model."""
+def measure_memory(model: str, method: str, ways: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The memory figures of one method on one model; ours with kernels chosen by the clock, or with those given."""
     if not memory.can_measure():
         return {"memory_failed": "this system has no /proc/self/status"}
     kind = METHODS[method]
     importlib.import_module("opacus" if method.startswith("opacus") else "clipwise.dropin")
+
+    def make() -> Stepper:
+        stepper = kind(WORKLOADS[model])
+        if ways is not None and isinstance(stepper, Clipwise):
+            stepper.private.run.engine.repeat(ways)
+        return stepper
+
     try:
-        return memory.measure(partial(kind, WORKLOADS[model]))
+        return memory.measure(make)
     except Exception as error:
         return {"memory_failed": timing.reason(error)}
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from clipwise.keystream import Key
 from clipwise.types import LoopMisuse
 
-_PAIRS = 1 << 17  # numbers are made two by two, in pieces that stay in the cache and are worth an operation's overhead
+_PAIRS = 1 << 18  # numbers are made two by two, in pieces that stay in the cache and are worth an operation's overhead
 _ZEROS = memoryview(bytes(12 * _PAIRS))
 
 

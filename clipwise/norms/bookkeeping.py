@@ -142,6 +142,14 @@ class Bookkeeping:
         self._hooks: list[Any] = []
 
     @property
+    def ways(self) -> dict[str, str]:
+        """Which way to the norms was chosen for which kind of call. Another engine may be told to `repeat` them."""
+        return self._chooser.ways
+
+    def repeat(self, ways: Mapping[str, str]) -> None:
+        self._chooser.repeat(ways)
+
+    @property
     def parameters(self) -> list[nn.Parameter]:
         """The trainable parameters, in the order of the tape's sums."""
         return self._parameters

@@ -12,8 +12,12 @@ from torch.utils.checkpoint import checkpoint
 
 from clipwise.norms import Bookkeeping
 from clipwise.norms.bookkeeping import _overlap
-from clipwise.norms.kernel import gram_squared_norms
+from clipwise.norms.kernel import Call, gram_squared_norms, sum_of_squares
+from clipwise.norms.layers.conv import CONV
+from clipwise.norms.layers.conv_layout import Geometry
+from clipwise.norms.layers.embedding import EMBEDDING, Config
 from clipwise.norms.loop import assert_agrees, per_example_gradients, squared_output
+from clipwise.norms.tape import Tape
 from clipwise.types import LoopMisuse, Unsupported
 
 
@@ -197,6 +201,46 @@ def test_norms_are_never_below_the_truth_under_cancellation():
     b = torch.cat([b, -b], 1) + 1e-3 * torch.randn(1, 64, 16)
     truth = torch.bmm(b.double().mT, a.double()).square().sum()
     assert float(gram_squared_norms(a, b)) >= float(truth) * (1 - 1e-3)
+
+
+EPS = torch.finfo(torch.float32).eps
+SLACK = Tape([torch.nn.Parameter(torch.zeros(1))], [], 1, 1.0).slack
+
+
+@pytest.mark.parametrize("count", [1, 1000, 5000, 2**18 + 3, 2**22])
+@pytest.mark.parametrize("value", [0.1, 0.3, 0.7])
+def test_norms_of_long_rows_are_not_short(count, value):
+    """Equal numbers are the worst case: their rounding errors all point the same way."""
+    rows = torch.full((2, count), value)
+    error = sum_of_squares(rows).double().sqrt() / rows.double().norm(dim=1) - 1
+    assert error.abs().max() < SLACK / 4
+
+
+@pytest.mark.parametrize(("a", "b"), [(0.1, 0.3), (0.3, 0.9), (0.7, 0.1)])
+def test_grams_of_wide_layers_are_not_short(a, b):
+    for wide in (256, 16384, 65536):
+        got = gram_squared_norms(torch.full((1, 2, wide), a), torch.full((1, 2, wide), b)).double()
+        truth = 4 * wide**2 * (torch.tensor(a).double() * torch.tensor(b).double()) ** 2
+        assert (1 - SLACK) ** 2 < float(got / truth) < 1 + wide * EPS + SLACK
+
+
+@pytest.mark.parametrize("value", [0.1, 0.3, 0.7, 0.9])
+def test_norms_over_many_places_and_tokens_are_not_short(value):
+    """Whatever adds up a long row, with numbers whose rounding errors all point the same way."""
+    conv = nn.Conv2d(1, 2, 3, bias=False)
+    geo = Geometry((3, 3), (1, 1), (0, 0), (1, 1), 1)
+    image, back = torch.full((1, 1, 34, 34), value), torch.full((1, 2, 32, 32), value)
+    call = Call(CONV, {"weight": conv.weight}, geo)
+    tokens = torch.arange(20_000).unsqueeze(0)
+    apart = torch.full((1, 20_000, 4), value)
+    apart[0, 0] = 1.01 * value
+    lookup = Call(EMBEDDING, {"weight": nn.Embedding(20_000, 4).weight}, Config(None))
+    for found, truth in [
+        *((way(call, (image,), back), CONV.direct(call, (image,), back)) for way in (CONV.direct_part, CONV.ghost)),
+        (EMBEDDING.sorted(lookup, (tokens,), apart), {"weight": apart}),
+    ]:
+        true = truth["weight"].double().norm()
+        assert (1 - SLACK) * true < found.squared_norms.double().sqrt() < (1 + 10 * SLACK) * true
 
 
 def test_an_input_changed_in_place_is_caught():

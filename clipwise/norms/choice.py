@@ -5,14 +5,14 @@ first batch of a kind and the choice is kept. `by_rule=True` takes a kernel's fi
 must be repeated bit by bit.
 
 A private step must not need much more memory than a plain one. So per-example gradients are stored for no more rows of a
-layer than a cap allows, where there is another way for the rest; and what a way keeps until the sums are taken counts as
-time, about what the system takes to hand out that much memory.
+layer than a cap allows, give or take a fifth, where there is another way for the rest; and what a way keeps until the
+sums are taken counts as time, about what the system takes to hand out that much memory.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 
 import torch
 from torch import Tensor
@@ -21,14 +21,26 @@ from clipwise.norms.kernel import Call, Part, Way, split
 
 REPEATS = 3
 SECONDS_PER_BYTE = 0.1 / 2**30  # page faults take 0.2 to 2 s a GB; most memory has been handed out before
-FEWEST = 4  # direct for less than one row in so many is not worth a split
+FEWEST, MOST = (
+    1 / 4,
+    4 / 5,
+)  # direct for fewer rows is not worth a split, nor another way for the few that are left over
 
 
 class Chooser:
     def __init__(self, *, by_rule: bool, max_direct_bytes: int):
         self._by_rule = by_rule
         self._max_direct_bytes = max_direct_bytes
-        self._chosen: dict[Hashable, str] = {}
+        self._chosen: dict[tuple[Hashable, ...], str] = {}
+        self._preset: Mapping[str, str] = {}
+
+    @property
+    def ways(self) -> dict[str, str]:
+        """The choices so far, in words, for another process to repeat (`repeat`)."""
+        return {_in_words(key): name for key, name in self._chosen.items()}
+
+    def repeat(self, ways: Mapping[str, str]) -> None:
+        self._preset = ways
 
     def part(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> Part:
         ways = self._affordable(call, b, call.kernel.candidates(call, saved, b))
@@ -46,14 +58,15 @@ class Chooser:
         )
         name = self._chosen.get(key)
         if name is None:
-            name = self._chosen[key] = self._cheapest(ways, call, saved, b)
+            name = self._preset.get(_in_words(key)) or self._cheapest(ways, call, saved, b)
+            self._chosen[key] = name
         return ways[name](call, saved, b)
 
     def _affordable(self, call: Call, b: Tensor, ways: dict[str, Way]) -> dict[str, Way]:
         """The ways, those named direct for as many rows as fit under the cap, and another for the rest."""
-        rows, fit = b.shape[0], self._max_direct_bytes // max(1, _gradient_bytes(call, b))
+        rows, fit = b.shape[0], self._fitting_rows(call, b)
         others = [way for name, way in ways.items() if not _is_direct(name)]
-        if others and FEWEST * fit < rows:
+        if others and fit < FEWEST * rows:
             return {name: way for name, way in ways.items() if not _is_direct(name)}
         if others and fit < rows:
             ways = {name: split(way, others[0], fit) if _is_direct(name) else way for name, way in ways.items()}
@@ -71,10 +84,18 @@ class Chooser:
                 best[name] = min(best.get(name, float("inf")), time.perf_counter() - start)
         return min(best, key=lambda name: best[name] + SECONDS_PER_BYTE * self._kept_bytes(name, call, saved, b))
 
+    def _fitting_rows(self, call: Call, b: Tensor) -> int:
+        rows, fit = b.shape[0], self._max_direct_bytes // max(1, _gradient_bytes(call, b))
+        return rows if fit >= MOST * rows else fit
+
     def _kept_bytes(self, name: str, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> int:
         rows, size = b.shape[0], _gradient_bytes(call, b)
-        stored = min(rows, self._max_direct_bytes // max(1, size)) if _is_direct(name) else 0
+        stored = self._fitting_rows(call, b) if _is_direct(name) else 0
         return stored * size + (rows - stored) * (b.nbytes + sum(s.nbytes for s in saved)) // rows
+
+
+def _in_words(key: tuple[Hashable, ...]) -> str:
+    return f"{type(key[0]).__name__} {key[1:]}"
 
 
 def _is_direct(name: str) -> bool:

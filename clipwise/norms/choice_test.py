@@ -60,7 +60,8 @@ def test_a_split_agrees_with_the_loop_and_leaves_bad_rows_out(kind, rows, fit, p
     given_x = x.clone()
     given_x[is_bad] = torch.nan
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(choice, "FEWEST", 9)
+        patch.setattr(choice, "FEWEST", 1e-9)
+        patch.setattr(choice, "MOST", 1)
         tape = taped(model, given_x, Chooser(by_rule=by_rule, max_direct_bytes=fit * size))
     want = torch.stack([g.flatten(1).square().sum(1) for g in truth.values()]).sum(0).sqrt()
     assert torch.equal(tape.norms.isfinite(), ~is_bad)
@@ -101,7 +102,8 @@ ROW = (16 * 16 + 16) * 4
     ("rows", "kinds"),
     [
         (10, [("direct", 10)]),
-        (11, [("ghost", 1), ("direct", 10)]),
+        (12, [("direct", 12)]),
+        (13, [("ghost", 3), ("direct", 10)]),
         (40, [("ghost", 30), ("direct", 10)]),
         (41, [("ghost", 41)]),
     ],
@@ -116,7 +118,7 @@ def test_the_trial_forms_no_more_rows_than_fit_and_runs_once_for_sizes_alike():
     kernel, chooser = Watched(), Chooser(by_rule=False, max_direct_bytes=40 * ROW)
     chooser.part(*one(kernel, 63))
     assert max(rows for name, rows in kernel.asked if name == "direct") == 40
-    for rows in (33, 45, 40, 41, 63):
+    for rows in (52, 55, 63):
         kernel.asked.clear()
         chooser.part(*one(kernel, rows))
         assert len(kernel.asked) <= 2, rows
@@ -129,6 +131,18 @@ def test_a_spare_way_serves_only_the_rows_that_direct_may_not_store():
         kernel.asked.clear()
         Chooser(by_rule=False, max_direct_bytes=40 * ROW).part(*one(kernel, rows))
         assert kernel.asked == asked  # nothing was timed
+
+
+def test_another_process_may_repeat_the_choices():
+    first = Chooser(by_rule=False, max_direct_bytes=40 * ROW)
+    first.part(*one(Watched(), 40))
+    [(kind, name)] = first.ways.items()
+    for wanted in ("direct", "ghost"):
+        kernel, second = Watched(), Chooser(by_rule=False, max_direct_bytes=40 * ROW)
+        second.repeat({kind: wanted})
+        second.part(*one(kernel, 40))
+        assert kernel.asked == [(wanted, 40)]  # nothing was timed
+    assert name in ("direct", "ghost")
 
 
 def test_a_kernel_without_another_way_is_stored_whole():

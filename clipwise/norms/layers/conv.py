@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clipwise.norms.kernel import Call, Ghost, Kernel, Part, Way, scale_rows, sum_of_squares
+from clipwise.norms.kernel import Call, Ghost, Kernel, Part, Way, paired_grams, scale_rows, sum_of_squares
 from clipwise.norms.layers.conv_layout import Geometry, fold, folds, patches, strip_bytes, strips, unfold_kernel
 from clipwise.norms.layers.registry import Tap, layer
 from clipwise.types import Unsupported
@@ -127,13 +127,10 @@ def _both(t: Tensor, dims: tuple[int, int], where: slice) -> Tensor:
 
 
 def _gram_squared_norms(x: Tensor, b: Tensor, geo: Geometry) -> Tensor:
-    """(rows,): squared norms of the weight's gradients. Safe where terms cancel, as kernel.gram_squared_norms."""
+    """(rows,): squared norms of the weight's gradients."""
     flat = b.flatten(2)
     gram_a, gram_b = _patch_gram(x, geo, b.shape[2:]), torch.bmm(flat.mT, flat)
-    lengths = gram_a.diagonal(dim1=1, dim2=2) * gram_b.diagonal(dim1=1, dim2=2)
-    reach = lengths.clamp_min(0).sqrt().sum(1).square()
-    total = torch.bmm(gram_a.flatten(1).unsqueeze(1), gram_b.flatten(1).unsqueeze(2)).flatten()
-    return total.clamp_min(0) + 16 * torch.finfo(x.dtype).eps * reach
+    return paired_grams(gram_a, gram_b, prod(geo.kernel) * x.shape[1] + b.shape[1])
 
 
 def _gram_bytes(x: Tensor, b: Tensor) -> int:

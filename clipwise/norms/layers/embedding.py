@@ -73,7 +73,7 @@ def _sums(source: Tensor, index: Tensor, starts: Tensor, factors: Tensor | None 
 
 
 def _squares(t: Tensor) -> Tensor:
-    return sum_of_squares(t) if len(t) else t.new_zeros(0)
+    return sum_of_squares(t).double() if len(t) else t.new_zeros(0, dtype=torch.float64)
 
 
 class EmbeddingKernel(Kernel):
@@ -152,7 +152,7 @@ def _apart(b: Tensor, places: _Places) -> Part:
     ends = torch.ones_like(begins)
     ends[:-1] = begins[1:]
     alone = begins & ends
-    squares = flat.new_zeros(b.shape[0]).index_add_(0, row[alone], _squares(flat)[place[alone]])
+    squares = flat.new_zeros(b.shape[0], dtype=torch.float64).index_add_(0, row[alone], _squares(flat)[place[alone]])
     again = (~alone).nonzero().squeeze(1)
     if len(again):
         first = begins[again].nonzero().squeeze(1)
@@ -165,11 +165,11 @@ def _bag(b: Tensor, factors: Tensor | None, places: _Places) -> Part:
     place, row, begins, starts = places
     first = begins.nonzero().squeeze(1)
     if factors is None:
-        each = torch.diff(first, append=first.new_tensor([len(begins)])).to(b.dtype)
+        each = torch.diff(first, append=first.new_tensor([len(begins)])).double()
     else:
         run = begins.cumsum(0) - 1
-        each = b.new_zeros(len(first)).index_add_(0, run, factors.to(b.dtype).flatten()[place])
-    squares = sum_of_squares(b) * b.new_zeros(b.shape[0]).index_add_(0, row[first], each.square())
+        each = b.new_zeros(len(first), dtype=torch.float64).index_add_(0, run, factors.double().flatten()[place])
+    squares = sum_of_squares(b) * each.new_zeros(b.shape[0]).index_add_(0, row[first], each.square())
 
     def finish(w: Tensor, b: Tensor, *factors: Tensor) -> dict[str, Tensor]:
         per_place = factors[0].flatten()[place] if factors else None

@@ -87,7 +87,7 @@ def _squared_norms(inputs: list[Tensor], ones: int, b: Tensor) -> Tensor:
     gram_a = b.new_full((b.shape[0], b.shape[1], b.shape[1]), float(ones))
     for a in inputs:
         gram_a.baddbmm_(a, a.mT)
-    return kernel.paired_grams(gram_a, torch.bmm(b, b.mT))
+    return kernel.paired_grams(gram_a, torch.bmm(b, b.mT), sum(a.shape[-1] for a in [*inputs, b]))
 
 
 def _finish(call: Call, weights: Tensor, saved: tuple[Tensor, ...], b: Tensor) -> dict[str, Tensor]:
