@@ -243,6 +243,15 @@ def test_norms_over_many_places_and_tokens_are_not_short(value):
         assert (1 - SLACK) * true < found.squared_norms.double().sqrt() < (1 + 10 * SLACK) * true
 
 
+def test_half_precision_is_widened_for_norms_and_costs_little():
+    torch.manual_seed(0)
+    a, b = torch.randn(3, 64, 32).bfloat16(), torch.randn(3, 64, 16).bfloat16()
+    truth = torch.bmm(b.double().mT, a.double()).square().sum((1, 2))
+    torch.testing.assert_close(gram_squared_norms(a, b).double(), truth, rtol=1e-3, atol=0)
+    torch.testing.assert_close(sum_of_squares(a).double(), a.double().square().sum((1, 2)), rtol=1e-5, atol=0)
+    assert Tape([nn.Parameter(torch.zeros(1).bfloat16())], [], 1, 1.0).slack < 0.04
+
+
 def test_an_input_changed_in_place_is_caught():
     class Spoils(Net):
         def forward(self, x):

@@ -143,12 +143,16 @@ def sum_of_squares(*tensors: Tensor) -> Tensor:
     """(rows,): the squared l2 norm of each row over all tensors."""
     total = None
     for t in tensors:
-        flat = t.flatten(1)
-        squares = _lengths(flat.float() if flat.dtype in (torch.float16, torch.bfloat16) else flat).square_()
+        squares = _lengths(widened(t.flatten(1))).square_()
         total = squares if total is None else total + squares
     if total is None:
         raise ValueError("sum_of_squares needs at least one tensor")
     return total
+
+
+def widened(t: Tensor) -> Tensor:
+    """In float32 at least: half a dozen digits are too few to add up in."""
+    return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
 
 
 def _lengths(flat: Tensor) -> Tensor:
@@ -174,6 +178,7 @@ def scale_rows(t: Tensor, weights: Tensor) -> Tensor:
 
 def gram_squared_norms(a: Tensor, b: Tensor) -> Tensor:
     """||sum_t a_t b_t^T||_F^2 for each row of a (rows, T, p) and b (rows, T, d), from T x T Gram matrices."""
+    a, b = widened(a), widened(b)
     return paired_grams(torch.bmm(a, a.mT), torch.bmm(b, b.mT), a.shape[-1] + b.shape[-1])
 
 

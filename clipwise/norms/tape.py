@@ -30,9 +30,12 @@ class Tape:
         for _, part in parts:
             squares += part.squared_norms.to(squares)
         self.norms = squares.sqrt_() * scale
-        # Norms and sums carry rounding errors, of at most 64 eps in kernel.RUN numbers on 8 lanes; weights shrunk by this
-        # much keep the bound true all the same.
-        self.slack = 128 * max(torch.finfo(p.dtype).eps for p in parameters)
+        # Rounding: of norms, 64 eps in kernel.RUN numbers on 8 lanes, in float32 at least; of weights and their products, in
+        # the parameters' own type. Weights shrunk by this much keep the bound true all the same.
+        types = {p.dtype for p in parameters}
+        self.slack = max(
+            128 * torch.finfo(torch.promote_types(t, torch.float32)).eps + 4 * torch.finfo(t).eps for t in types
+        )
         bad = ~self.norms.isfinite()
         if bad.any():
             for _, part in parts:

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clipwise.norms.kernel import Call, Ghost, Kernel, Part, Way, paired_grams, scale_rows, sum_of_squares
+from clipwise.norms.kernel import Call, Ghost, Kernel, Part, Way, paired_grams, scale_rows, sum_of_squares, widened
 from clipwise.norms.layers.conv_layout import Geometry, fold, folds, patches, strip_bytes, strips, unfold_kernel
 from clipwise.norms.layers.registry import Tap, layer
 from clipwise.types import Unsupported
@@ -128,8 +128,8 @@ def _both(t: Tensor, dims: tuple[int, int], where: slice) -> Tensor:
 
 def _gram_squared_norms(x: Tensor, b: Tensor, geo: Geometry) -> Tensor:
     """(rows,): squared norms of the weight's gradients."""
-    flat = b.flatten(2)
-    gram_a, gram_b = _patch_gram(x, geo, b.shape[2:]), torch.bmm(flat.mT, flat)
+    flat = widened(b.flatten(2))
+    gram_a, gram_b = _patch_gram(widened(x), geo, b.shape[2:]), torch.bmm(flat.mT, flat)
     return paired_grams(gram_a, gram_b, prod(geo.kernel) * x.shape[1] + b.shape[1])
 
 

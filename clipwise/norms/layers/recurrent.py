@@ -84,6 +84,7 @@ RECURRENT = RecurrentKernel()
 
 def _squared_norms(inputs: list[Tensor], ones: int, b: Tensor) -> Tensor:
     """Of the gradients of the weights that meet `inputs`, and of `ones` biases, together."""
+    *inputs, b = (kernel.widened(t) for t in (*inputs, b))
     gram_a = b.new_full((b.shape[0], b.shape[1], b.shape[1]), float(ones))
     for a in inputs:
         gram_a.baddbmm_(a, a.mT)
