@@ -11,6 +11,7 @@ import pytest
 from clipwise.report import svg
 from clipwise.report.figures import Figure, Point, Series, Target, run_figures, thinned, wilson
 from clipwise.report.plots import png
+from clipwise.report.study_figures import _point, _spread
 
 LINES = [
     {"epoch": 1, "step": 3, "accuracy": 0.5, "lr": 0.1, "epsilon": 1.5, "threshold": 2.0, "thresholds": [1.0, 4.0]},
@@ -133,3 +134,9 @@ def test_alt_text_says_what_is_seen():
     peak = Series("fixed", (Point(0.1, 0.7), Point(3, 0.9), Point(10, 0.8)))
     figure = Figure(name="n", title="Sweep", x_label="threshold", y_label="y", series=(peak,), percent=True)
     assert figure.alt() == "Sweep: fixed goes from 70.00 % to 90.00 % at 3 and to 80.00 % over threshold 0.1 to 10."
+
+
+@pytest.mark.parametrize(("seeds", "said"), [((1, 1), ""), ((1, 3), "bars"), ((3, 3), "bands")])
+def test_a_studys_picture_says_what_is_drawn_around_its_points(seeds, said):
+    points = tuple(_point(float(x), [0.5, 0.6, 0.7][:count]) for x, count in enumerate(seeds))
+    assert _spread([Series("fixed", points)]).partition(":")[0] == said

@@ -40,7 +40,7 @@ def _against_epsilon(data: str, model: str, cells: Sequence[Cell]) -> Figure:
         target=Target("without privacy", plain[0].mean / 100) if plain else None,
         percent=True,
         x_log=True,
-        note=_bands(series),
+        note=_spread(series),
     )
 
 
@@ -73,7 +73,7 @@ def _pictures(option: str, lines: Sequence[_Line]) -> list[Figure]:
                 target=Target("without privacy", statistics.fmean(plain)) if plain else None,
                 percent=True,
                 x_log=at[0] > 0 and at[-1] / at[0] >= 4,
-                note=f"dashed: methods that are not given a {option.replace('_', ' ')}; {_bands(series)}".rstrip("; "),
+                note=f"dashed: methods that are not given a {option.replace('_', ' ')}; {_spread(series)}".rstrip("; "),
             )
         )
     return figures
@@ -97,6 +97,7 @@ def _point(x: float, accuracies: Sequence[float]) -> Point:
     return Point(x, y, y - half, y + half)
 
 
-def _bands(series: Sequence[Series]) -> str:
-    several = any(p.low is not None for s in series for p in s.points)
-    return "bands: standard deviation over the seeds" if several else ""
+def _spread(series: Sequence[Series]) -> str:
+    """What is drawn around the points: a bar where only one of a line has several seeds, a band otherwise."""
+    most = max((sum(p.low is not None for p in s.points) for s in series), default=0)
+    return f"{'bars' if most == 1 else 'bands'}: standard deviation over the seeds" if most else ""
