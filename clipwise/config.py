@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import ErrorDetails
 
 from clipwise import validate
-from clipwise.data import DATASETS, DataSet, is_file
+from clipwise.data import DATASETS, DataSet, is_file, mean_and_deviation
 from clipwise.data.text import in_full
 from clipwise.lr_schedules import make_lr_schedule, refuse_double_rate
 from clipwise.schedules import make_schedule
@@ -44,6 +44,7 @@ class TrainConfig(BaseModel):
     classes: int | None = None  # of a file of one's own
     ranges: dict[str, list[float]] = Field(default_factory=dict)  # column, or "*" for all -> [low, high], public
     test_fraction: float = 0.2  # of a file without a test part
+    standardize: list[float] | None = None  # of images: mean and standard deviation of pixels, public
     vocabulary: str | None = None  # of texts: hashed, training or the path of a public text, perhaps with a size
     model: str | None = None
     method: str = "fixed"  # of a registered data set, the recommended one
@@ -102,6 +103,11 @@ class TrainConfig(BaseModel):
     @classmethod
     def _at_least_two(cls, value: int | None) -> int | None:
         return value if value is None else validate.count("classes", value, least=2)
+
+    @field_validator("standardize")
+    @classmethod
+    def _mean_and_deviation(cls, value: list[float] | None) -> list[float] | None:
+        return value if value is None else list(mean_and_deviation(value))
 
     @field_validator("seed")
     @classmethod
@@ -216,6 +222,10 @@ class TrainConfig(BaseModel):
                 f"group_counts={self.group_counts!r}, clipped_counts={self.clipped_counts!r}, "
                 f"unsafe_diagnostics={self.unsafe_diagnostics!r}: these count right answers or gradients by class, "
                 f"and model={architecture.name!r} gives none; leave them out"
+            )
+        if architecture.reconstructs and self.standardize is not None:
+            raise BadArgument(
+                f"standardize={self.standardize!r}: model={architecture.name!r} is to give its input back, pixels from 0 to 1; leave it out"
             )
         loss.check_classes(dataset.classes)
         words = dataset.kind == "text" and not architecture.weights.encoder

@@ -43,6 +43,7 @@ def load_asked(asked: TrainConfig) -> DataSet:
         classes=asked.classes,
         ranges=asked.ranges,
         test_fraction=asked.test_fraction,
+        standardize=asked.standardize,
         vocabulary=asked.vocabulary if encoder is None else encoder,
     )
 

@@ -231,7 +231,8 @@ def test_train_leaves_a_whole_run_folder():
 
 
 def test_the_recorded_config_repeats_the_run_and_options_win_over_it():
-    first = answer(*QUICK, "--out", "a", "--threshold", 0.5)
+    first = answer(*QUICK, "--out", "a", "--threshold", 0.5, "--standardize", "0.3:0.25")
+    assert "pixels: less 0.3, divided by 0.25" in Path("a/statement.md").read_text()
     again = answer("train", "--config", "a/config.toml", "--out", "b")
     assert {**again, "run_dir": "a"} == first
     assert Path("a/model.safetensors").read_bytes() == Path("b/model.safetensors").read_bytes()
@@ -241,6 +242,7 @@ def test_the_recorded_config_repeats_the_run_and_options_win_over_it():
     recorded = tomllib.loads(Path("c/config.toml").read_text())
     assert (recorded["epsilon"], recorded["model"]) == (math.inf, "linear")
     assert recorded["method_options"] == {"threshold": 0.5}
+    assert recorded["standardize"] == [0.3, 0.25]
     assert "noise_multiplier" not in recorded
 
 
@@ -324,6 +326,8 @@ def test_a_failed_run_keeps_its_folder_only_if_something_was_spent(monkeypatch):
         (("--method-option", "threshold"), "NAME=VALUE"),
         (("--method-option", "threshold=big"), "threshold='big'"),
         (("--range", "1"), "LOW:HIGH"),
+        (("--standardize", "0.1307"), "0.1307:0.3081"),
+        (("--standardize", "0.5:0.25", "--model", "autoencoder"), "leave it out"),
         (("--range", "0:1"), "fixed data set"),
         (("--label", "y"), "fixed data set"),
         (("--epochs", 0), "epochs=0"),

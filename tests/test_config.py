@@ -121,6 +121,8 @@ BAD = [
     ({"seed": -1}, "seed=-1"),
     ({"classes": 1}, "classes=1"),
     ({"test_fraction": 1.0}, "test_fraction=1.0"),
+    ({"standardize": [0.5, 0.0]}, "standardize=0.0 must be finite and above 0"),
+    ({"standardize": [0.5]}, r"standardize=\[0.5\] is not two numbers"),
     ({"ranges": {"a": [1.0, 0.0]}}, "low before high"),
     ({"ranges": {"a": [0.0, math.inf]}}, "low before high"),
     ({"method_options": 3}, "method_options=3"),

@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import math
 import os
 import re
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from clipwise.data import DATASETS, TOKEN_KINDS, load, source
+from clipwise.data import DATASETS, TOKEN_KINDS, Source, load, source
 from clipwise.types import BadArgument
 
 needs_data = pytest.mark.skipif(
@@ -244,6 +245,36 @@ def test_an_unknown_name(name):
 def test_a_vocabulary_is_for_words(name):
     with pytest.raises(BadArgument, match="vocabulary='training' is for a data set of words"):
         load(name, vocabulary="training")
+
+
+def test_pixels_by_public_figures():
+    raw, scaled = load("digits"), load("digits", standardize=[0.3, 0.25])
+    for part in ("train", "test"):
+        before, after = getattr(raw, part).tensors, getattr(scaled, part).tensors
+        assert torch.equal(after[0], (before[0] - 0.3) / 0.25)
+        assert torch.equal(after[1], before[1])
+    assert scaled.notes == (
+        *raw.notes,
+        "pixels: less 0.3, divided by 0.25, figures of the user's that are treated as public",
+    )
+    assert load("digits", standardize=[0.0, 1.0]).train.tensors[0].equal(raw.train.tensors[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "standardize", "message"),
+    [
+        ("adult", [0.1, 0.3], "standardize=\\[0.1, 0.3\\] is for images; 'adult' has none"),
+        ("names", [0.1, 0.3], "is for images"),
+        *(
+            ("digits", bad, "standardize=")
+            for bad in ([0.1], [0.1, 0.0], [0.1, -1.0], [0.1, math.inf], [math.nan, 1.0])
+        ),
+    ],
+)
+def test_figures_that_cannot_scale_pixels(monkeypatch, name, standardize, message):
+    monkeypatch.setattr(Source, "find", None)  # refused before any data is looked for
+    with pytest.raises(BadArgument, match=message):
+        load(name, standardize=standardize)
 
 
 def test_the_registry_needs_no_torch():

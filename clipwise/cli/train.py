@@ -32,6 +32,9 @@ def train(
         typer.Option("--range", help="Public range of the features, LOW:HIGH or COLUMN=LOW:HIGH, mapped to 0..1."),
     ] = None,
     test_fraction: Annotated[float | None, typer.Option(help="Held out of your own file for testing.")] = None,
+    standardize: Annotated[
+        str | None, typer.Option(help="Of images: MEAN:DEVIATION of the pixels, as public figures.")
+    ] = None,
     vocabulary: Annotated[
         str | None,
         typer.Option(
@@ -127,6 +130,7 @@ def train(
         "classes": classes,
         "ranges": dict(map(_range, ranges)) if ranges else None,
         "test_fraction": test_fraction,
+        "standardize": _pair(standardize) if standardize else None,
         "vocabulary": vocabulary,
         "model": model,
         "pretrained": pretrained,
@@ -202,6 +206,14 @@ def parse_option(text: str) -> tuple[str, Any]:
         return name, json.loads(value)  # numbers, true, false, lists; anything else is text
     except json.JSONDecodeError:
         return name, value
+
+
+def _pair(text: str) -> list[float]:
+    try:
+        mean, deviation = map(float, text.split(":"))
+    except ValueError as error:
+        raise BadArgument(f"--standardize {text!r} is not a pair of numbers; write it as 0.1307:0.3081") from error
+    return [mean, deviation]
 
 
 def _range(text: str) -> tuple[str, list[float]]:

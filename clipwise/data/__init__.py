@@ -5,9 +5,13 @@ Looked for in $CLIPWISE_DATA, then ./data, then the user's cache folder. Importi
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clipwise import validate
 from clipwise.data.adult import ADULT
 from clipwise.data.ag_news import AG_NEWS
 from clipwise.data.cifar10 import CIFAR10
@@ -49,12 +53,21 @@ def load(
     ranges: Ranges | None = None,
     test_fraction: float = 0.2,
     vocabulary: str | Encoder | None = None,
+    standardize: Sequence[float] | None = None,
 ) -> DataSet:
     """The data set by its name, or a user's own file by its path; checked, and ready to train on.
 
     `vocabulary` is for texts: `hashed` (the default), `training`, or the path of a public text, each perhaps with a size
     (`hashed:8192`); or an `Encoder` of your own. See clipwise/data/text.py for what each means for privacy.
+
+    `standardize` is for images: a mean and a standard deviation of pixels, as public figures.
     """
+    if standardize is not None:
+        scale = mean_and_deviation(standardize)
+        if not is_file(name):
+            refuse_unless_images(get_source(name), standardize)
+        options = {"label": label, "classes": classes, "ranges": ranges, "vocabulary": vocabulary}
+        return _standardized(load(name, test_fraction=test_fraction, **options), *scale)  # type: ignore[arg-type]
     if is_file(name):
         _leave_out("is for a data set of texts; yours holds numbers", vocabulary=vocabulary)
         return _load_own(Path(name), label, classes, ranges or {}, test_fraction)
@@ -138,6 +151,32 @@ def _load_own(path: Path, label: str | None, classes: int | None, ranges: Ranges
     )
 
 
+def mean_and_deviation(standardize: Sequence[float]) -> tuple[float, float]:
+    remedy = "give a mean and a standard deviation above 0 of the pixels, such as 0.1307 and 0.3081"
+    if len(standardize) != 2 or not math.isfinite(standardize[0]):
+        raise BadArgument(f"standardize={list(standardize)!r} is not two numbers; {remedy}")
+    return standardize[0], validate.positive("standardize", standardize[1], remedy)
+
+
+def refuse_unless_images(data: DataSet | Source, standardize: Sequence[float] | None) -> None:
+    if standardize is not None and data.kind != "image":
+        _leave_out(f"is for images; {data.name!r} has none", standardize=list(standardize))
+
+
+def _standardized(dataset: DataSet, mean: float, deviation: float) -> DataSet:
+    from torch.utils.data import TensorDataset
+
+    refuse_unless_images(dataset, (mean, deviation))
+
+    def part(data: TensorDataset) -> TensorDataset:
+        x, *rest = data.tensors
+        return TensorDataset((x - mean) / deviation, *rest)
+
+    note = f"pixels: less {mean:g}, divided by {deviation:g}, figures of the user's that are treated as public"
+    test = None if dataset.test is None else part(dataset.test)
+    return replace(dataset, train=part(dataset.train), test=test, notes=(*dataset.notes, note))
+
+
 def _leave_out(why: str, **options: object) -> None:
     for option, value in options.items():
         if value:
@@ -168,5 +207,7 @@ __all__ = [
     "get_source",
     "is_file",
     "load",
+    "mean_and_deviation",
+    "refuse_unless_images",
     "roots",
 ]

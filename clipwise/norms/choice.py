@@ -20,7 +20,7 @@ from torch import Tensor
 from clipwise.norms.kernel import Call, Part, Way, split
 
 REPEATS = 3
-SECONDS_PER_BYTE = 0.1 / 2**30  # page faults take 0.2 to 2 s a GB; most memory has been handed out before
+SECONDS_PER_BYTE = 0.3 / 2**30  # page faults take 0.2 to 2 s a GB; most memory has been handed out before
 FEWEST, MOST = (
     1 / 4,
     4 / 5,

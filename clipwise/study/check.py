@@ -15,7 +15,7 @@ from clipwise import validate
 from clipwise.clipping import make_method
 from clipwise.config import TrainConfig
 from clipwise.configured_run import load_asked
-from clipwise.data import get_source, is_file
+from clipwise.data import get_source, is_file, refuse_unless_images
 from clipwise.data.source import DataSet, Source
 from clipwise.models import MODELS, get_architecture, records_of
 from clipwise.report.tensorboard import require_tensorboard
@@ -49,6 +49,7 @@ def _check(config: TrainConfig, read: _Read, built: set[str]) -> None:
     if key not in read:
         read[key] = load_asked(config) if is_file(config.data) else _registered(config.data)
     data = read[key]
+    refuse_unless_images(data, config.standardize)
     if isinstance(data, DataSet):
         config.resolved(data)
     architecture = get_architecture(config.model or data.recipe.chosen(None).model)

@@ -10,7 +10,7 @@ from clipwise.study.definition import Trial
 from clipwise.tuning.planning import SearchPlan
 from clipwise.tuning.share import Share
 
-_OF_DATA = {"data", "label", "classes", "ranges", "test_fraction", "vocabulary", "model", "pretrained"}
+_OF_DATA = {"data", "label", "classes", "ranges", "test_fraction", "standardize", "vocabulary", "model", "pretrained"}
 _plans: dict[str, SearchPlan] = {}
 _records: dict[str, tuple[TrainConfig, int]] = {}
 _read: dict[str, Any] = {}  # the data set that was read last: the trials of a study mostly share one
