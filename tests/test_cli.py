@@ -327,6 +327,7 @@ def test_a_failed_run_keeps_its_folder_only_if_something_was_spent(monkeypatch):
         (("--method-option", "threshold=big"), "threshold='big'"),
         (("--range", "1"), "LOW:HIGH"),
         (("--standardize", "0.1307"), "0.1307:0.3081"),
+        (("--standardize", ""), "0.1307:0.3081"),
         (("--standardize", "0.5:0.25", "--model", "autoencoder"), "leave it out"),
         (("--range", "0:1"), "fixed data set"),
         (("--label", "y"), "fixed data set"),

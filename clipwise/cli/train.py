@@ -130,7 +130,7 @@ def train(
         "classes": classes,
         "ranges": dict(map(_range, ranges)) if ranges else None,
         "test_fraction": test_fraction,
-        "standardize": _pair(standardize) if standardize else None,
+        "standardize": None if standardize is None else _mean_and_deviation(standardize),
         "vocabulary": vocabulary,
         "model": model,
         "pretrained": pretrained,
@@ -208,23 +208,24 @@ def parse_option(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def _pair(text: str) -> list[float]:
-    try:
-        mean, deviation = map(float, text.split(":"))
-    except ValueError as error:
-        raise BadArgument(f"--standardize {text!r} is not a pair of numbers; write it as 0.1307:0.3081") from error
-    return [mean, deviation]
+def _mean_and_deviation(text: str) -> list[float]:
+    return _pair(text, f"--standardize {text!r} is not a pair of numbers; write it as 0.1307:0.3081")
 
 
 def _range(text: str) -> tuple[str, list[float]]:
     from clipwise.data.own import EVERY_COLUMN
 
     column, equals, bounds = text.rpartition("=")
+    pair = _pair(bounds, f"--range {text!r} is not a range; write it as LOW:HIGH or COLUMN=LOW:HIGH")
+    return column if equals else EVERY_COLUMN, pair
+
+
+def _pair(text: str, otherwise: str) -> list[float]:
     try:
-        low, high = map(float, bounds.split(":"))
+        first, second = map(float, text.split(":"))
     except ValueError as error:
-        raise BadArgument(f"--range {text!r} is not a range; write it as LOW:HIGH or COLUMN=LOW:HIGH") from error
-    return column if equals else EVERY_COLUMN, [low, high]
+        raise BadArgument(otherwise) from error
+    return [first, second]
 
 
 def _summary(result: Mapping[str, Any], folder: RunFolder) -> None:

@@ -62,25 +62,32 @@ def load(
 
     `standardize` is for images: a mean and a standard deviation of pixels, as public figures.
     """
-    if standardize is not None:
-        scale = mean_and_deviation(standardize)
-        if not is_file(name):
-            refuse_unless_images(get_source(name), standardize)
-        options = {"label": label, "classes": classes, "ranges": ranges, "vocabulary": vocabulary}
-        return _standardized(load(name, test_fraction=test_fraction, **options), *scale)  # type: ignore[arg-type]
+    scale = None if standardize is None else mean_and_deviation(standardize)
     if is_file(name):
         _leave_out("is for a data set of texts; yours holds numbers", vocabulary=vocabulary)
-        return _load_own(Path(name), label, classes, ranges or {}, test_fraction)
-    source = get_source(name)
-    _leave_out(f"is for a file of your own; {name!r} is a fixed data set", label=label, classes=classes, ranges=ranges)
-    if source.encoder is None or source.fixed_encoder:
-        _leave_out(f"is for a data set of words; {name!r} has none", vocabulary=vocabulary)
+        dataset = _load_own(Path(name), label, classes, ranges or {}, test_fraction)
+    else:
+        source = get_source(name)
+        refuse_unless_images(source, scale)
+        fixed = f"is for a file of your own; {name!r} is a fixed data set"
+        _leave_out(fixed, label=label, classes=classes, ranges=ranges)
+        if source.encoder is None or source.fixed_encoder:
+            _leave_out(f"is for a data set of words; {name!r} has none", vocabulary=vocabulary)
+        dataset = _load_found(source, find_checked(source), vocabulary)
+    return dataset if scale is None else _standardized(dataset, *scale)
+
+
+def find_checked(source: Source) -> Found:
+    """Its files, which are what they should be, or an error that says where they were looked for and how to get them."""
     found = source.find()
     if found is None:
         places = ", ".join(str(place) for place in roots())
-        raise BadArgument(f"data={name!r} was not found in {places}; to get it: {source.how_to_get}")
+        raise BadArgument(
+            f"data={source.name!r} was not found in {places}; to get it: {source.how_to_get}; or name the folder that has it "
+            "in CLIPWISE_DATA"
+        )
     source.check(found)
-    return _load_found(source, found, vocabulary)
+    return found
 
 
 def get_source(name: str) -> Source:
@@ -204,6 +211,7 @@ __all__ = [
     "Groups",
     "Recipe",
     "Source",
+    "find_checked",
     "get_source",
     "is_file",
     "load",

@@ -30,8 +30,8 @@ class Tape:
         for _, part in parts:
             squares += part.squared_norms.to(squares)
         self.norms = squares.sqrt_() * scale
-        # Rounding: of norms, 64 eps over kernel.RUN numbers in 8 lanes, 128 in 4, in float32 at least; of weights and their products, in
-        # the parameters' own type. Weights shrunk by this much keep the bound true all the same.
+        # Rounding: of norms, 64 eps over kernel.RUN numbers in 8 lanes, 128 in 4, in float32 at least; of weights and
+        # their products, in the parameters' own type. Weights shrunk by this much keep the bound true all the same.
         types = {p.dtype for p in parameters}
         self.slack = max(
             128 * torch.finfo(torch.promote_types(t, torch.float32)).eps + 4 * torch.finfo(t).eps for t in types

@@ -15,7 +15,7 @@ from clipwise import validate
 from clipwise.clipping import make_method
 from clipwise.config import TrainConfig
 from clipwise.configured_run import load_asked
-from clipwise.data import get_source, is_file, refuse_unless_images
+from clipwise.data import find_checked, get_source, is_file, refuse_unless_images
 from clipwise.data.source import DataSet, Source
 from clipwise.models import MODELS, get_architecture, records_of
 from clipwise.report.tensorboard import require_tensorboard
@@ -47,7 +47,11 @@ def _check(config: TrainConfig, read: _Read, built: set[str]) -> None:
         require_tensorboard()
     key = repr((config.data, config.label, config.classes, config.ranges, config.test_fraction))
     if key not in read:
-        read[key] = load_asked(config) if is_file(config.data) else _registered(config.data)
+        if is_file(config.data):
+            read[key] = load_asked(config)
+        else:
+            read[key] = source = get_source(config.data)
+            find_checked(source)
     data = read[key]
     refuse_unless_images(data, config.standardize)
     if isinstance(data, DataSet):
@@ -57,14 +61,3 @@ def _check(config: TrainConfig, read: _Read, built: set[str]) -> None:
         with torch.random.fork_rng(devices=()), torch.device("meta"):
             architecture.build(records_of(data), None)  # refuses records that it does not fit; nothing is allocated
         built.add(f"{architecture.name} {key}")
-
-
-def _registered(name: str) -> Source:
-    source = get_source(name)
-    found = source.find()
-    if found is None:
-        raise BadArgument(
-            f"data={name!r} is not here; to get it: {source.how_to_get}; or name the folder that has it in CLIPWISE_DATA"
-        )
-    source.check(found)
-    return source
