@@ -25,6 +25,8 @@ from clipwise.plan import Plan
 from clipwise.sampling import PhysicalBatch
 from clipwise.types import Decision, Released
 
+_GRADIENT = "the gradient itself"  # beside the names of side queries
+
 
 class State(NamedTuple):
     """Where a run stands: public, because it depends on the data only through released values."""
@@ -51,20 +53,27 @@ def absorb(
 ) -> None:
     """Stages 3 and 4 for one physical batch: norms to weights, weights to sums. Exact however the logical batch was
     split."""
-    decision = plan.method.decide(state.method, tape.norms, groups)
-    if masked:  # the row that stands for an empty batch
-        zero = {name: torch.zeros_like(rows) for name, rows in decision.rows.items()}
-        decision = Decision(
-            torch.zeros_like(decision.weights),
-            zero,
-            {k: torch.zeros_like(v) for k, v in decision.gradient_rows.items()},
-        )
     shrink = 1 - tape.slack
-    for name, rows in decision.rows.items():
-        partial.sides[name] = partial.sides.get(name, 0) + rows.sum(0)
-    for name, weights in decision.gradient_rows.items():
-        partial.side_gradients[name] = _plus(partial.side_gradients.get(name, []), tape.weighted_sum(weights * shrink))
-    partial.gradient = _plus(partial.gradient, tape.weighted_sum(decision.weights * shrink, last=True))
+
+    def weigh(norms: Tensor, rows: slice) -> dict[str, Tensor]:
+        decision = plan.method.decide(state.method, norms, None if groups is None else groups[rows])
+        if masked:  # the row that stands for an empty batch
+            decision = Decision(
+                torch.zeros_like(decision.weights),
+                {name: torch.zeros_like(values) for name, values in decision.rows.items()},
+                {name: torch.zeros_like(weights) for name, weights in decision.gradient_rows.items()},
+            )
+        for name, values in decision.rows.items():
+            partial.sides[name] = partial.sides.get(name, 0) + values.sum(0)
+        return {
+            name: shrink * weights for name, weights in {**decision.gradient_rows, _GRADIENT: decision.weights}.items()
+        }
+
+    for name, sums in tape.weighted_sums(weigh).items():
+        if name == _GRADIENT:
+            partial.gradient = _plus(partial.gradient, sums)
+        else:
+            partial.side_gradients[name] = _plus(partial.side_gradients.get(name, []), sums)
 
 
 def release(plan: Plan, state: State, partial: Partial, noise: GaussianNoise, ledger: Ledger) -> tuple[Released, State]:

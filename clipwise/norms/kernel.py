@@ -7,9 +7,9 @@ backward pass, a *kernel* turns (call, b) into a `Part`:
     weighted_sum(w)    role -> sum_i w_i g_i; may be called several times, with other weights
 
 `Direct` stores the per-example gradients; `Ghost` stores inputs and output gradients, and never forms them; `Split` is
-one way for the first rows and another for the rest. All must agree with a loop over single examples to rounding; a
-part's row i depends on row i of its tensors alone, so that a record with NaN in it can be taken out (`drop_rows`)
-without touching the others.
+one way for the first rows and another for the rest; `blocks.Unformed` forms them a few rows at a time. All must agree
+with a loop over single examples to rounding; a part's row i depends on row i of its tensors alone, so that a record with
+NaN in it can be taken out (`drop_rows`) without touching the others.
 """
 
 from __future__ import annotations

@@ -9,12 +9,19 @@ every sum; norms are those of the gradient of each example's *own* loss, whateve
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
 
+from clipwise.norms.blocks import Blocks, Unformed
 from clipwise.norms.kernel import Call, Part
+
+Weigh = Callable[[Tensor, slice], Mapping[str, Tensor]]
+_Sums = tuple[Call, Mapping[str, Tensor]]  # role -> sum
 
 
 class Tape:
@@ -25,32 +32,90 @@ class Tape:
         self._parts = list(parts)
         self._scale = scale
         self.rows = rows
-        device = parameters[0].device
-        squares = torch.zeros(rows, dtype=torch.float64, device=device)
-        for _, part in parts:
-            squares += part.squared_norms.to(squares)
-        self.norms = squares.sqrt_() * scale
         # Rounding: of norms, 64 eps over kernel.RUN numbers in 8 lanes, 128 in 4, in float32 at least; of weights and
         # their products, in the parameters' own type. Weights shrunk by this much keep the bound true all the same.
         types = {p.dtype for p in parameters}
         self.slack = max(
             128 * torch.finfo(torch.promote_types(t, torch.float32)).eps + 4 * torch.finfo(t).eps for t in types
         )
-        bad = ~self.norms.isfinite()
-        if bad.any():
-            for _, part in parts:
-                part.drop_rows(bad)
+
+    @cached_property
+    def norms(self) -> Tensor:
+        norms = self._squares().sqrt_() * self._scale
+        self._drop(~norms.isfinite())
+        return norms
 
     def weighted_sum(self, weights: Tensor, *, last: bool = False) -> list[Tensor]:
         """sum_i weights[i] * g_i, one tensor for each parameter, in their order. The `last` sum gives each layer's
         memory back as soon as it is summed."""
-        usable = torch.where(self.norms.isfinite(), weights.to(self.norms), 0) * self._scale
+        return self._in_order(self._sums(self._usable(weights, self.norms), last=last))
+
+    def weighted_sums(self, weigh: Weigh) -> dict[str, list[Tensor]]:
+        """The weighted sum for each name that `weigh(norms of some rows, those rows)` gives weights for; the rows come
+        all at once or block by block. This uses the tape up."""
+        unformed = [(call, part) for call, part in self._parts if isinstance(part, Unformed)]
+        if not unformed:
+            weights = weigh(self.norms, slice(0, self.rows))
+            final = list(weights)[-1]
+            return {name: self.weighted_sum(w, last=name == final) for name, w in weights.items()}
+        self._parts = [(call, part) for call, part in self._parts if not isinstance(part, Unformed)]
+        self._parts += [(call, part.others) for call, part in unformed if part.others is not None]
+        usable, formed = self._in_blocks(unformed, weigh)
+        final = list(usable)[-1]
+        return {
+            name: self._in_order(chain(formed[name], self._sums(usable[name], last=name == final))) for name in usable
+        }
+
+    def _in_blocks(
+        self, unformed: Sequence[tuple[Call, Unformed]], weigh: Weigh
+    ) -> tuple[dict[str, Tensor], dict[str, list[_Sums]]]:
+        """By name, the weights of all rows as they are to be used, and the sums of what was unformed."""
+        blocks, squares = Blocks([part for _, part in unformed]), self._squares()
+        usable: defaultdict[str, list[Tensor]] = defaultdict(list)
+        sums: defaultdict[str, list[Tensor]] = defaultdict(blocks.room_for_sums)
+        for rows in blocks:
+            norms = squares[rows].add_(blocks.form(rows)).sqrt() * self._scale
+            bad = ~norms.isfinite()
+            if bad.any():
+                blocks.drop(bad)
+            for name, weights in weigh(norms, rows).items():
+                usable[name].append(self._usable(weights, norms))
+                blocks.add_to(sums[name], usable[name][-1])
+        self._drop(~squares.isfinite())
+        return {name: torch.cat(each) for name, each in usable.items()}, {
+            name: [(call, {part.role: total}) for (call, part), total in zip(unformed, totals, strict=True)]
+            for name, totals in sums.items()
+        }
+
+    def _squares(self) -> Tensor:
+        squares = torch.zeros(self.rows, dtype=torch.float64, device=self._parameters[0].device)
+        for _, part in self._parts:
+            squares += part.squared_norms.to(squares)
+        return squares
+
+    def _drop(self, bad: Tensor) -> None:
+        if bad.any():
+            for _, part in self._parts:
+                part.drop_rows(bad)
+
+    def _usable(self, weights: Tensor, norms: Tensor) -> Tensor:
+        return torch.where(norms.isfinite(), weights.to(norms), 0) * self._scale
+
+    def _sums(self, usable: Tensor, *, last: bool) -> Iterator[_Sums]:
         usable_as = {p.dtype: usable.to(p.dtype) for p in self._parameters}
-        place = {id(p): i for i, p in enumerate(self._parameters)}
-        sums: list[Tensor | None] = [None] * len(self._parameters)
         for call, part in self._taken() if last else self._parts:
             some = next(iter(call.params.values()))
-            for role, value in part.weighted_sum(usable_as[some.dtype]).items():
+            yield call, part.weighted_sum(usable_as[some.dtype])
+
+    def _taken(self) -> Iterator[tuple[Call, Part]]:
+        while self._parts:
+            yield self._parts.pop()
+
+    def _in_order(self, found: Iterable[_Sums]) -> list[Tensor]:
+        place = {id(p): i for i, p in enumerate(self._parameters)}
+        sums: list[Tensor | None] = [None] * len(self._parameters)
+        for call, values in found:
+            for role, value in values.items():
                 p = call.params[role]
                 i = place[id(p)]
                 piece = call.pieces.get(role)
@@ -62,7 +127,3 @@ class Tape:
                     total[slice(None) if piece is None else piece] += value
                     sums[i] = total
         return [torch.zeros_like(p) if s is None else s for s, p in zip(sums, self._parameters, strict=True)]
-
-    def _taken(self) -> Iterator[tuple[Call, Part]]:
-        while self._parts:
-            yield self._parts.pop()

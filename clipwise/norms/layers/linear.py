@@ -1,8 +1,8 @@
 """Linear layers: inputs of two, three or four dimensions.
 
 For a = inputs (rows, T, p), b = output gradients (rows, T, d): g_i = b_i^T a_i. With T = 1 the norm is |a_i||b_i| and
-nothing need be formed; otherwise the choice is between g_i itself and the T x T Gram matrices (Li et al. 2021,
-"ghost" norms).
+nothing need be formed; otherwise the choice is between g_i itself, stored whole or formed a few rows at a time, and the
+T x T Gram matrices (Li et al. 2021, "ghost" norms).
 """
 
 from __future__ import annotations
@@ -11,7 +11,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clipwise.norms.kernel import Call, Ghost, Kernel, Part, Way, gram_squared_norms, scale_rows, sum_of_squares
+from clipwise.norms.blocks import Unformed
+from clipwise.norms.kernel import (
+    Call,
+    Direct,
+    Ghost,
+    Kernel,
+    Part,
+    Way,
+    gram_squared_norms,
+    scale_rows,
+    sum_of_squares,
+    widened,
+)
 from clipwise.norms.layers.registry import Tap, layer
 
 
@@ -51,13 +63,18 @@ class LinearKernel(Kernel):
             squares = torch.stack([of() for role, of in roles.items() if role in call.params]).sum(0)
         return Ghost(squares, (a, b), lambda w, a, b: _finish(call, w, a, b))
 
-    def candidates(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> dict[str, Way]:  # noqa: ARG002
-        places = b.shape[1:-1].numel()
+    def in_blocks(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> Unformed:
+        a, b = _flat(saved[0], b)
+        return Unformed("weight", a, b, Direct({"bias": b.sum(1)}) if "bias" in call.params else None)
+
+    def candidates(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> dict[str, Way]:
+        places, d, p = b.shape[1:-1].numel(), b.shape[-1], saved[0].shape[-1]
         if places == 1:
             return {"ghost": self.ghost}
         ways: dict[str, Way] = {"direct": self.direct_part, "ghost": self.ghost}
-        ghost_first = 2 * places**2 < saved[0].shape[-1] * b.shape[-1]
-        return dict(reversed(ways.items())) if ghost_first else ways
+        if p * d > places * (p + d) and "weight" in call.params and widened(b) is b:
+            ways = {"in blocks": self.in_blocks, "ghost": self.ghost}  # direct's products, and less is kept
+        return dict(reversed(ways.items())) if 2 * places**2 < p * d else ways
 
 
 LINEAR = LinearKernel()

@@ -1,0 +1,132 @@
+"""Gradients that are formed block by block: the same norms and sums, whatever the size of a block, and no row touches
+another."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from clipwise.norms import Bookkeeping, blocks
+from clipwise.norms.choice import Chooser
+from clipwise.norms.loop import per_example_gradients, squared_output, sums_and_norms
+
+
+class TwoWide(nn.Module):
+    """Layers that are formed in blocks, and between them one that is not."""
+
+    def __init__(self, width, bias=True):
+        super().__init__()
+        wide = 16
+        self.up = nn.Linear(width, wide, bias=bias)
+        self.norm = nn.LayerNorm(wide)
+        self.down = nn.Linear(wide, width)
+
+    def forward(self, x):
+        return self.down(self.norm(self.up(x)).tanh())
+
+
+class Last(Chooser):
+    """Blocks wherever there are any."""
+
+    def part(self, call, saved, b):
+        ways = call.kernel.candidates(call, saved, b)
+        return ways.get("in blocks", next(iter(ways.values())))(call, saved, b)
+
+
+def taped(model, x, reduction="sum"):
+    engine = Bookkeeping(model, dict(model.named_parameters()), loss_reduction=reduction)
+    engine._chooser = Last(by_rule=True, max_direct_bytes=2**30)
+    engine.install()
+    try:
+        engine.open(len(x))
+        loss = squared_output(model(x))
+        (loss / len(x) if reduction == "mean" else loss).backward()
+        return engine.close()
+    finally:
+        engine.remove()
+
+
+def in_blocks(tape):
+    return [part for _, part in tape._parts if isinstance(part, blocks.Unformed)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.integers(1, 9),
+    at_once=st.integers(0, 10),
+    places=st.integers(2, 5),
+    width=st.integers(8, 10),
+    bias=st.booleans(),
+    bad=st.sets(st.integers(0, 8), max_size=3),
+    reduction=st.sampled_from(["sum", "mean"]),
+)
+def test_blocks_agree_with_the_loop_and_leave_bad_rows_out(rows, at_once, places, width, bias, bad, reduction):
+    torch.manual_seed(rows)
+    model = TwoWide(width, bias).double()
+    x = torch.randn(rows, places, width, dtype=torch.float64)
+    truth = per_example_gradients(model, (x,), squared_output)
+    is_bad = torch.tensor([i in bad for i in range(rows)])
+    given_x = x.clone()
+    given_x[is_bad] = torch.nan
+    want = torch.stack([g.flatten(1).square().sum(1) for g in truth.values()]).sum(0).sqrt()
+    names = {"first": torch.linspace(0.1, 1.7, rows), "second": torch.linspace(3, -1, rows)}
+    seen = []
+
+    def weigh(norms, which):
+        seen.append((norms, which))
+        return {name: weights[which] for name, weights in names.items()}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "BLOCK_BYTES", at_once * 8 * sum(p.numel() for p in (model.up.weight, model.down.weight)))
+        tape = taped(model, given_x, reduction)
+        assert len(in_blocks(tape)) == 2
+        sums = tape.weighted_sums(weigh)
+    assert max(len(norms) for norms, _ in seen) <= max(1, at_once)
+    assert [i for _, which in seen for i in range(rows)[which]] == list(range(rows))  # each row once, in order
+    norms = torch.cat([norms for norms, _ in seen])
+    assert torch.equal(norms.isfinite(), ~is_bad)
+    torch.testing.assert_close(norms[~is_bad], want[~is_bad], rtol=1e-9, atol=1e-9)
+    for name, weights in names.items():
+        for got, g in zip(sums[name], truth.values(), strict=True):
+            clean = torch.einsum("r,r...->...", weights[~is_bad].double(), g[~is_bad])
+            torch.testing.assert_close(got, clean, rtol=1e-9, atol=1e-9)
+    # And by itself, for whoever asks for norms and sums apart.
+    again = taped(model, given_x, reduction)
+    torch.testing.assert_close(again.norms[~is_bad], want[~is_bad], rtol=1e-9, atol=1e-9)
+    for got, want_sum in zip(again.weighted_sum(names["first"]), sums["first"], strict=True):
+        torch.testing.assert_close(got, want_sum, rtol=1e-9, atol=1e-9)
+
+
+def test_a_row_that_overflows_only_in_a_block_is_dropped_everywhere():
+    """Its inputs and output gradients are finite, the product is not: known only once it is formed."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 64), nn.Linear(64, 4))
+    x = torch.randn(6, 2, 4)
+    without = torch.arange(6) != 3
+    clean = sums_and_norms(taped(model, x), without.float())[0]
+    x[3] = 1e25
+    got, norms = sums_and_norms(taped(model, x), torch.ones(6))
+    assert torch.equal(norms.isfinite(), without)
+    for a, b in zip(got, clean, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_memory_is_that_of_a_block():
+    model = nn.Linear(64, 64)
+    tape = taped(model, torch.randn(50, 2, 64))
+    [part] = in_blocks(tape)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "BLOCK_BYTES", 7 * 64 * 64 * 4)
+        made = blocks.Blocks([part])
+    assert [len(range(50)[rows]) for rows in made] == [7] * 7 + [1]
+    assert sum(room.nbytes for room in made._room) == 7 * 64 * 64 * 4
+
+
+@pytest.mark.parametrize(
+    ("places", "dtype", "some"), [(2, torch.float32, 1), (40, torch.float32, 0), (2, torch.bfloat16, 0)]
+)
+def test_blocks_are_for_layers_whose_gradients_are_larger_than_what_they_come_from(places, dtype, some):
+    """And not for half precision, in which the blocks' sums would be rounded again and again."""
+    tape = taped(nn.Linear(64, 64).to(dtype), torch.randn(5, places, 64, dtype=dtype))
+    assert len(in_blocks(tape)) == some
