@@ -101,9 +101,8 @@ class ScaledStdConvKernel(Kernel):
 
     def _look(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> tuple[Tensor, Tensor, Standardised, Geometry]:
         config = cast(_Config, call.config)
-        dtype = next(iter(call.params.values())).dtype  # under autocast, x and b have another
         h, factor, deviation = (s[0] for s in saved[1:])
-        return saved[0].to(dtype), b.to(dtype), Standardised(h, factor, deviation, config.scale), config.geometry
+        return saved[0], b, Standardised(h, factor, deviation, config.scale), config.geometry
 
     def direct(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> dict[str, Tensor]:
         x, b, found, geometry = self._look(call, saved, b)

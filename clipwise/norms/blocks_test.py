@@ -3,7 +3,7 @@ another."""
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -62,6 +62,7 @@ def in_blocks(tape):
     reduction=st.sampled_from(["sum", "mean"]),
 )
 def test_blocks_agree_with_the_loop_and_leave_bad_rows_out(rows, at_once, places, width, bias, bad, reduction):
+    assume(rows == 1 or rows != places)  # or nothing could tell them apart
     torch.manual_seed(rows)
     model = TwoWide(width, bias).double()
     x = torch.randn(rows, places, width, dtype=torch.float64)

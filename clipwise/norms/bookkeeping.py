@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from clipwise.norms.choice import Chooser
-from clipwise.norms.kernel import PER_EXAMPLE, Call, Direct, Kernel, Part
+from clipwise.norms.kernel import PER_EXAMPLE, Call, Direct, Kernel, Part, in_type_of
 from clipwise.norms.probe import Probe, probe
 from clipwise.norms.reduction import contradicts
 from clipwise.norms.refuse import refuse_mixing_layers
@@ -338,10 +338,15 @@ class Bookkeeping:
             used = current.received = True
             if dim:
                 b, saved = b.movedim(dim, 0), tuple(s.movedim(dim, 0) for s in saved)
-            if current.is_shared(call):
-                current.add_shared(call, call.kernel.direct(call, saved, b))
-            else:
-                current.parts.append((call, self._chooser.part(call, saved, b)))
+            # Under autocast inputs and gradients are half as precise as the parameters; what is measured and summed
+            # must not be rounded so again, or the bound would not hold.
+            p = next(iter(call.params.values()))
+            b, saved = in_type_of(p, b), tuple(in_type_of(p, s) for s in saved)
+            with torch.autocast(b.device.type, enabled=False):
+                if current.is_shared(call):
+                    current.add_shared(call, call.kernel.direct(call, saved, b))
+                else:
+                    current.parts.append((call, self._chooser.part(call, saved, b)))
 
         return receive
 

@@ -131,6 +131,44 @@ def test_time_first_is_told_apart_even_where_rows_equal_length():
     assert_agrees(TimeFirst(), (torch.randn(4, 4, 7),))
 
 
+class PerPlace(Net):
+    def forward(self, x):
+        return self.c(torch.tanh(self.a(x)))
+
+
+class Masked(Net):
+    """A mask of the length of the texts, given with each batch."""
+
+    def forward(self, x, mask):
+        return self.c((mask @ self.a(x)).mean(1))
+
+
+def test_a_batch_that_cannot_be_told_from_the_places_is_refused():
+    """Rows first, or places first? The model says nothing, and its gradients would be clipped place by place."""
+    torch.manual_seed(0)
+    assert_agrees(PerPlace(), (torch.randn(5, 4, 7),))
+    with pytest.raises(Unsupported, match="as many records as its second dimension is long"):
+        assert_agrees(PerPlace(), (torch.randn(4, 4, 7),))
+
+
+@pytest.mark.parametrize("rows", [2, 3, 4, 6])
+def test_an_argument_that_is_no_batch_but_as_long_as_one(rows):
+    torch.manual_seed(0)
+    model, x, mask = Masked().double(), torch.randn(rows, 4, 7).double(), torch.randn(4, 4).double()
+    engine = Bookkeeping(model, dict(model.named_parameters()), loss_reduction="sum")
+    engine.install()
+    engine.open(rows)
+    squared_output(model(x, mask)).backward()
+    norms = engine.close().norms
+    engine.remove()
+    for i in range(rows):
+        grads = torch.autograd.grad(
+            squared_output(model(x[i : i + 1], mask)), list(model.parameters()), allow_unused=True
+        )
+        want = torch.stack([g.square().sum() for g in grads if g is not None]).sum().sqrt()
+        torch.testing.assert_close(norms[i], want)
+
+
 def test_fallback_covers_no_more_than_it_must():
     notices = []
     model = FunctionalInside()
@@ -250,6 +288,63 @@ def test_half_precision_is_widened_for_norms_and_costs_little():
     torch.testing.assert_close(gram_squared_norms(a, b).double(), truth, rtol=1e-3, atol=0)
     torch.testing.assert_close(sum_of_squares(a).double(), a.double().square().sum((1, 2)), rtol=1e-5, atol=0)
     assert Tape([nn.Parameter(torch.zeros(1).bfloat16())], [], 1, 1.0).slack < 0.04
+
+
+class Tokens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.bag = nn.Embedding(9, 32), nn.EmbeddingBag(9, 32)
+        self.layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+        self.out = nn.Linear(32, 3)
+
+    def forward(self, x):
+        return self.out(self.layer(self.embed(x)).mean(1) + self.bag(x))
+
+
+@pytest.mark.parametrize("everything", [False, True], ids=["forward", "forward, backward and step"])
+@pytest.mark.parametrize("kind", ["dense", "places", "tokens", "images", "recurrent", "tied", "generic"])
+def test_autocast_rounds_neither_norms_nor_sums(kind, everything):
+    """Inputs and output gradients are bfloat16; each example's part of a sum has the norm that it was given, to float32."""
+    torch.manual_seed(0)
+    model, x = {
+        "dense": (nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)), torch.randn(6, 8)),
+        "places": (nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 4)), torch.randn(6, 5, 64)),
+        "tokens": (Tokens(), torch.randint(0, 9, (6, 7))),
+        "images": (nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten()), torch.randn(6, 1, 7, 7)),
+        "recurrent": (Named(nn.GRU(8, 8, batch_first=True)), torch.randn(6, 5, 8)),
+        "tied": (Tied(), torch.randn(6, 5, 7)),
+        "generic": (Functional(), torch.randn(6, 5, 7)),
+    }[kind]
+    engine = Bookkeeping(model, dict(model.named_parameters()), loss_reduction="sum", notify=lambda _: None)
+    engine.install()
+    engine.open(6)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = squared_output(model(x))
+        if everything:
+            loss.backward()
+            tape = engine.close()
+            sums = [tape.weighted_sum(one) for one in torch.eye(6)]
+    if not everything:
+        loss.backward()
+        tape = engine.close()
+        sums = [tape.weighted_sum(one) for one in torch.eye(6)]
+    engine.remove()
+    plain = per_example_gradients(model, (x,), squared_output)
+    truth = torch.stack([g.flatten(1).square().sum(1) for g in plain.values()]).sum(0).sqrt()
+    torch.testing.assert_close(tape.norms.float(), truth, rtol=0.1, atol=0)
+    for norm, parts in zip(tape.norms, sums, strict=True):
+        assert all(part.dtype == torch.float32 for part in parts)
+        own = torch.stack([part.double().square().sum() for part in parts]).sum().sqrt()
+        torch.testing.assert_close(own, norm, rtol=1e-5, atol=0)
+
+
+class Named(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return self.layer(x)[0]
 
 
 def test_an_input_changed_in_place_is_caught():

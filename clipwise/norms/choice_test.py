@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -45,6 +45,7 @@ def taped(model, x, chooser):
     bad=st.sets(st.integers(0, 8), max_size=3),
 )
 def test_a_split_agrees_with_the_loop_and_leaves_bad_rows_out(kind, rows, fit, places, by_rule, bad):
+    assume(kind != "linear" or rows == 1 or rows != places)  # or nothing could tell them apart
     torch.manual_seed(rows)
     model, shape = {
         "linear": (nn.Linear(4, 3), (places, 4)),

@@ -167,6 +167,11 @@ def _lengths(flat: Tensor) -> Tensor:
     return torch.linalg.vector_norm(runs, dim=1, dtype=torch.float64)
 
 
+def in_type_of(p: Tensor, t: Tensor) -> Tensor:
+    """t as precise as the parameter, unless it is no floating-point number."""
+    return t.to(p.dtype) if t.is_floating_point() else t
+
+
 def without_rows(t: Tensor, bad: Tensor) -> Tensor:
     """A copy whose bad rows are zero. Never in place: t may be the user's own batch."""
     return t.masked_fill(bad.view(-1, *[1] * (t.dim() - 1)), 0)

@@ -128,14 +128,25 @@ def probe(
 ) -> list[Unit]:
     """The units as they must be run. `attempt(units, look, *args, **kwargs)` calls the model with its units
     replaced."""
-    batches = {n: _small_batch(args, kwargs, rows, n) for n in (2, 3)}
     devices = {p.device for p in parameters if p.is_cuda}
-    found = None
-    with torch.random.fork_rng(devices=list(devices)), torch.enable_grad(), _unsettled(model, parameters):
-        with suppress(Exception):  # what is wrong may be the spreading: without it the truth comes out
-            found = _settle(model, units, parameters, batches, attempt, may_spread=True)
-        if found is None:
-            found = _settle(model, without_spreading, parameters, batches, attempt, may_spread=False)
+
+    def settle(cuts: list[int | None]) -> tuple[list[Unit], list[str]]:
+        batches = {n: _small_batch(args, kwargs, cuts, n) for n in (2, 3)}
+        with torch.random.fork_rng(devices=list(devices)), torch.enable_grad(), _unsettled(model, parameters):
+            with suppress(Exception):  # what is wrong may be the spreading: without it the truth comes out
+                return _settle(model, units, parameters, batches, attempt, may_spread=True)
+            return _settle(model, without_spreading, parameters, batches, attempt, may_spread=False)
+
+    possible = _dimensions_of_rows(args, kwargs, rows)
+    cuts = [dims[0] if dims else None for dims in possible]
+    try:
+        found = settle(cuts)
+    except Unsupported:
+        raise
+    except Exception as problem:
+        found = _with_an_argument_left_whole(settle, cuts, problem)
+    if rows > 1:
+        _refuse_a_coincidence(settle, possible)
     units, notices = found
     generic = [u for u in units if u.is_generic]
     if generic:
@@ -313,24 +324,51 @@ def _promoted(model: nn.Module, units: list[Unit], problem: _Promote) -> list[Un
     return [*kept, Unit(name, model.get_submodule(name), None)]
 
 
-def _small_batch(args: tuple, kwargs: dict, rows: int, n: int) -> tuple[tuple, dict]:
-    """The call's arguments cut or stretched to n rows. Values are made finite; the first two rows differ where they
-    can."""
+def _dimensions_of_rows(args: tuple, kwargs: dict, rows: int) -> list[list[int]]:
+    """For each argument, which of its first two dimensions are as long as the batch."""
+    leaves = tree_flatten((args, kwargs))[0]
+    return [[d for d in range(min(2, x.dim())) if x.shape[d] == rows] if isinstance(x, Tensor) else [] for x in leaves]
+
+
+def _with_an_argument_left_whole(settle: Callable[[list[int | None]], Any], cuts: list, problem: Exception) -> Any:
+    """Perhaps one argument is no batch but as long as one: a mask, say, of the length of the texts."""
+    cut = [i for i, dim in enumerate(cuts) if dim is not None]
+    for i in cut if len(cut) > 1 else []:
+        with suppress(Exception):
+            return settle([None if j == i else dim for j, dim in enumerate(cuts)])
+    raise problem
+
+
+def _refuse_a_coincidence(settle: Callable[[list[int | None]], Any], possible: list[list[int]]) -> None:
+    """A square argument (a batch as large as its texts are long): the model must make sense for one reading of it only, or
+    places might be taken for examples."""
+    if all(len(dims) < 2 for dims in possible):
+        return
+    try:
+        settle([dims[-1] if dims else None for dims in possible])
+    except Exception:
+        return  # no sense: the first dimension is the batch
+    raise Unsupported(
+        "the first batch has, by chance, as many records as its second dimension is long, and the model would take either for the "
+        "batch. Nothing was released; start again, with another seed if you gave one (or another max_physical_batch)"
+    )
+
+
+def _small_batch(args: tuple, kwargs: dict, cuts: list[int | None], n: int) -> tuple[tuple, dict]:
+    """The call's arguments cut or stretched to n rows, each in its dimension (None: left whole). Values are made finite;
+    the first two rows differ where they can."""
     leaves, spec = tree_flatten((args, kwargs))
 
-    def resize(x: Any) -> Any:
-        if not isinstance(x, Tensor):
-            return x
-        dim = next((d for d in range(min(2, x.dim())) if x.shape[d] == rows), None)
+    def resize(x: Any, dim: int | None) -> Any:
         if dim is None:
             return x
         first = x.detach().narrow(dim, 0, 1)
-        second = x.detach().narrow(dim, 1, 1) if rows > 1 else (first.flip(-1) if first.dim() > 1 else first)
+        second = x.detach().narrow(dim, 1, 1) if x.shape[dim] > 1 else (first.flip(-1) if first.dim() > 1 else first)
         # Rows a, b, a: no sorting of them by anything in which a and b differ leaves all three in place.
         small = torch.cat([first, second, first][:n], dim)
         return torch.nan_to_num(small, posinf=1.0, neginf=-1.0) if _is_float(small) else small
 
-    return tree_unflatten([resize(x) for x in leaves], spec)
+    return tree_unflatten([resize(x, dim) for x, dim in zip(leaves, cuts, strict=True)], spec)
 
 
 def _is_float(x: Any) -> bool:

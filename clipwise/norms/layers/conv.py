@@ -167,12 +167,10 @@ def _weighted_by_strips(weights: Tensor, x: Tensor, b: Tensor, geo: Geometry) ->
 
 
 def _look(call: Call, saved: tuple[Tensor, ...], b: Tensor) -> tuple[Tensor, Tensor, Geometry]:
-    """Input, output gradient, geometry; in the type of the parameters, which under autocast is not theirs, and folded
-    where that helps."""
+    """Input, output gradient, geometry; folded where that helps."""
     if not isinstance(call.config, Geometry):
         raise TypeError("a convolution's call carries its Geometry")
-    dtype = next(iter(call.params.values())).dtype
-    x, b, geo = saved[0].to(dtype), b.to(dtype), call.config
+    x, geo = saved[0], call.config
     if folds(x, geo):
         x, geo = fold(x, geo, b.shape[2:])
     return x, b, geo

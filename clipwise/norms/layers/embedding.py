@@ -104,9 +104,7 @@ def _same_at_all_places(b: Tensor) -> bool:
         return True
     if b.dim() > 3 or not torch.equal(b[:, 0], b[:, -1]):  # most gradients stop here
         return False
-    if b.is_contiguous() and b.shape[-1] * b.element_size() % 8 == 0:
-        b = b.view(torch.int64)  # the same bits, and `equal` takes its time by the element
-    return torch.equal(b, b[:, :1].expand_as(b))
+    return torch.equal(b.amax(1), b.amin(1))  # NaN equals nothing; two sweeps on all cores, where `equal` has one core
 
 
 class BagKernel(Kernel):

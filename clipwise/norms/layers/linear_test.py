@@ -1,7 +1,7 @@
 """Linear layers against the loop, on shapes made by hypothesis."""
 
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -18,6 +18,7 @@ from clipwise.norms.loop import assert_agrees
     frozen=st.sampled_from([None, "weight", "bias"]),
 )
 def test_linear(rows, middle, inputs, outputs, bias, frozen):
+    assume(rows == 1 or middle[:1] != [rows])  # or nothing could tell rows from places
     layer = nn.Linear(inputs, outputs, bias=bias or frozen is not None)
     if frozen:
         getattr(layer, frozen).requires_grad_(False)

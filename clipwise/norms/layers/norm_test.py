@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -40,6 +40,7 @@ def model_of(norm, channels, after=lambda: nn.ReLU(inplace=True)):
     frozen=st.sampled_from([None, "weight", "bias"]),
 )
 def test_layer_and_rms_norm(rows, middle, shape, kind, frozen):
+    assume(rows == 1 or middle[:1] != [rows])  # or nothing could tell rows from places
     norm = with_random_affine(kind(shape, eps=1e-3))
     freeze(norm, frozen)
     assert_agrees(model_of(norm, shape[-1]), (torch.randn(rows, *middle, *shape),))
