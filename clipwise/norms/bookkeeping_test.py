@@ -140,7 +140,8 @@ class Masked(Net):
     """A mask of the length of the texts, given with each batch."""
 
     def forward(self, x, mask):
-        return self.c((mask @ self.a(x)).mean(1))
+        h = self.a(x)
+        return self.c(((h @ h.mT + mask).softmax(-1) @ h).mean(1))
 
 
 def test_a_batch_that_cannot_be_told_from_the_places_is_refused():
@@ -167,6 +168,86 @@ def test_an_argument_that_is_no_batch_but_as_long_as_one(rows):
         )
         want = torch.stack([g.square().sum() for g in grads if g is not None]).sum().sqrt()
         torch.testing.assert_close(norms[i], want)
+
+
+class Auxiliary(Net):
+    """A generic child that also returns one number for the batch, which every row then uses."""
+
+    class Inner(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(7, 8))
+
+        def forward(self, x):
+            h = x @ self.w
+            return h.mean(), h
+
+    def __init__(self):
+        super().__init__()
+        self.inner = self.Inner()
+
+    def forward(self, x):
+        aux, h = self.inner(x)
+        return self.c(h.mean(1)) + aux
+
+
+class CentredInside(Functional):
+    """Mixes, in a module that runs generically: row by row, the mean over the batch would silently be the row itself."""
+
+    def forward(self, x):
+        return super().forward(x - x.mean(0))
+
+
+class CentredTokens(nn.Module):
+    """The same where no gradient could show it: the input is tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(9, 3))
+
+    def forward(self, tokens):
+        h = F.embedding(tokens, self.table)
+        return h - h.mean(0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "x"),
+    [
+        (Auxiliary, torch.randn(5, 4, 7)),
+        (CentredInside, torch.randn(5, 4, 7)),
+        (CentredTokens, torch.arange(20).view(5, 4) % 9),
+    ],
+)
+def test_mixing_inside_a_generic_module_is_refused(kind, x):
+    torch.manual_seed(0)
+    with pytest.raises(Unsupported, match="mixes examples"):
+        assert_agrees(kind(), (x,), allow_generic=True)
+
+
+class TwoLayouts(Net):
+    """A generic child with one output rows first and one places first."""
+
+    class Inner(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(7, 8))
+
+        def forward(self, x):
+            h = torch.tanh(x @ self.w)
+            return h.transpose(0, 1), h.sum(1)
+
+    def __init__(self):
+        super().__init__()
+        self.inner = self.Inner()
+
+    def forward(self, x):
+        places, whole = self.inner(x)
+        return self.c(self.b(places).mean(0) + whole)
+
+
+def test_a_generic_module_with_outputs_of_two_layouts():
+    torch.manual_seed(0)
+    assert_agrees(TwoLayouts(), (torch.randn(5, 4, 7),), allow_generic=True)
 
 
 def test_fallback_covers_no_more_than_it_must():

@@ -3,7 +3,7 @@
 Two tiny batches, of two and of three rows, go through the model. From them the engine learns, instead of guessing:
 
 - which dimension of each layer's input is the batch (the one that grew), or that there is none (then it is spread);
-- whether any example's output depends on another example (then the model is refused);
+- whether any example's output depends on another example, by gradients and by values (then the model is refused);
 - whether a parameter is used past its layer's tap (then its parent is run generically), or vmap fails (then rows are
   looped over);
 - whether spreading changes what the model computes, or sends a row's gradient to another row (then nothing is spread).
@@ -39,7 +39,9 @@ class Probe:
     def __init__(self, rows: int) -> None:
         self.rows = rows
         self.shapes: defaultdict[str, list[tuple[list[torch.Size], list[torch.Size]]]] = defaultdict(list)
-        self.gradients: list[tuple[str, int | None, Tensor]] = []  # unit, explicit batch dimension, b
+        self.gradients: list[
+            tuple[str, int, int | None, Tensor]
+        ] = []  # unit, which output, its batch dimension if told, b
         self.tapped: set[int] = set()  # parameters, by id
         self.dummy = torch.zeros((), requires_grad=True)
 
@@ -55,15 +57,19 @@ class Probe:
             with swapped(unit.module.modules(), lambda p: p.detach()):
                 out = original(*args, **kwargs)
             leaves, spec = tree_flatten(out)
-            out = tree_unflatten([self._watch(x, unit) if _is_float(x) else x for x in leaves], spec)
+            places = [i for i, x in enumerate(leaves) if isinstance(x, Tensor)]
+            for output, i in enumerate(places):
+                if _is_float(leaves[i]):
+                    leaves[i] = self._watch(leaves[i], unit, output=output)
+            out = tree_unflatten(leaves, spec)
         self.shapes[unit.name].append((given, tensor_shapes(out)))
         return out
 
-    def _watch(self, out: Tensor, unit: Unit, dim: int | None = None) -> Tensor:
-        return _Watch.apply(out, self.dummy, self, unit.name, dim, None)
+    def _watch(self, out: Tensor, unit: Unit, dim: int | None = None, output: int = 0) -> Tensor:
+        return _Watch.apply(out, self.dummy, self, (unit.name, output, dim), None)
 
     def _spread(self, value: Tensor, unit: Unit) -> Tensor:
-        return _Watch.apply(value, self.dummy, self, unit.name, 0, spread_shape(value, self.rows))
+        return _Watch.apply(value, self.dummy, self, (unit.name, 0, 0), spread_shape(value, self.rows))
 
     def _tap(self, unit: Unit) -> Callable[..., Tensor]:
         def tap(
@@ -94,17 +100,16 @@ class _Watch(torch.autograd.Function):
         out: Tensor,
         dummy: Tensor,  # noqa: ARG004
         look: Probe,
-        name: str,
-        dim: int | None,
+        origin: tuple[str, int, int | None],
         shape: torch.Size | None,
     ) -> Tensor:
-        ctx.look, ctx.name, ctx.dim = look, name, dim
+        ctx.look, ctx.origin = look, origin
         return out.clone() if shape is None else out.expand(shape)
 
     @staticmethod
     def backward(ctx: Any, b: Tensor) -> tuple:
-        ctx.look.gradients.append((ctx.name, ctx.dim, b))
-        return b if ctx.needs_input_grad[0] else None, None, None, None, None, None
+        ctx.look.gradients.append((*ctx.origin, b))
+        return b if ctx.needs_input_grad[0] else None, None, None, None, None
 
 
 class _Promote(Exception):
@@ -132,10 +137,11 @@ def probe(
 
     def settle(cuts: list[int | None]) -> tuple[list[Unit], list[str]]:
         batches = {n: _small_batch(args, kwargs, cuts, n) for n in (2, 3)}
+        changed = _small_batch(args, kwargs, cuts, 3, alike=True)
         with torch.random.fork_rng(devices=list(devices)), torch.enable_grad(), _unsettled(model, parameters):
             with suppress(Exception):  # what is wrong may be the spreading: without it the truth comes out
-                return _settle(model, units, parameters, batches, attempt, may_spread=True)
-            return _settle(model, without_spreading, parameters, batches, attempt, may_spread=False)
+                return _settle(model, units, parameters, batches, changed, attempt, may_spread=True)
+            return _settle(model, without_spreading, parameters, batches, changed, attempt, may_spread=False)
 
     possible = _dimensions_of_rows(args, kwargs, rows)
     cuts = [dims[0] if dims else None for dims in possible]
@@ -181,6 +187,7 @@ def _settle(
     units: list[Unit],
     parameters: list[nn.Parameter],
     batches: dict[int, Any],
+    changed: Any,
     attempt: Callable[..., Any],
     *,
     may_spread: bool,
@@ -189,7 +196,7 @@ def _settle(
     notices: list[str] = []
     while True:
         try:
-            return _look(units, parameters, batches, attempt), notices
+            return _look(units, parameters, batches, changed, attempt), notices
         except _Promote as problem:
             unit = problem.unit
             if may_spread and problem.why == NO_BATCH and isinstance(unit.module, SPREADABLE) and not unit.spread:
@@ -200,7 +207,11 @@ def _settle(
 
 
 def _look(
-    units: list[Unit], parameters: list[nn.Parameter], batches: dict[int, Any], attempt: Callable[..., Any]
+    units: list[Unit],
+    parameters: list[nn.Parameter],
+    batches: dict[int, Any],
+    changed: Any,
+    attempt: Callable[..., Any],
 ) -> list[Unit]:
     looks = {n: Probe(n) for n in batches}
     outs = {}
@@ -216,6 +227,9 @@ def _look(
         if called and any(id(p) in trainable - looks[2].tapped for p in unit.parameters()):
             raise _Promote(unit, "its rule leaves a parameter out")
     _refuse_mixing(settled, parameters, looks[3], outs)
+    torch.manual_seed(3)
+    args, kwargs = changed
+    _refuse_influence(outs[3], attempt(units, Probe(3), *args, **kwargs), outs[2])
     if any(u.spread or u.own for u in settled):
         plain = [replace(u, spread=False, own=()) for u in settled]
         for n, (args, kwargs) in batches.items():
@@ -256,7 +270,7 @@ def _settled(unit: Unit, two: list, three: list) -> Unit:
     if len(kinds) != 1:
         raise _Promote(unit, "it is called with inputs of different layouts")
     args, outs = kinds.pop()
-    if -1 in args or -1 in outs or not any(d is not None for d in args):
+    if -1 in args or not {-1, None}.isdisjoint(outs) or not any(d is not None for d in args):
         raise _Promote(unit, "the batch dimension of its input or output cannot be told")
     return replace(unit, arg_dims=list(args), out_dims=list(outs))
 
@@ -296,18 +310,33 @@ def _refuse_mixing(units: list[Unit], parameters: list[nn.Parameter], look: Prob
         scalar = torch.stack([(x * torch.randn_like(x)).sum() for x in own]).sum()
         grads = torch.autograd.grad(scalar, [look.dummy, *parameters], allow_unused=True, retain_graph=True)[1:]
         stray |= {id(p) for p, g in zip(parameters, grads, strict=True) if g is not None}
-        for name, dim, b in look.gradients:
+        for name, output, dim, b in look.gradients:
             dims = by_name[name].out_dims if by_name[name].layer is None else None
-            at = dim if dim is not None else (dims[0] if dims else by_name[name].batch_dim)
+            at = dim if dim is not None else (dims[output] if dims else by_name[name].batch_dim)
             if at is not None and b.count_nonzero() > b.select(at, row).count_nonzero():
-                raise Unsupported(
-                    f"the model mixes examples: the output for one row depends on what other rows do at {name or 'its root'!r}. No example's "
-                    "influence can then be bounded. Replace what mixes or reorders them (batch statistics, batch-wise attention, sorting by length); clipwise.fix(model) "
-                    "replaces BatchNorm"
-                )
+                raise _mixing(f"the output for one row depends on what other rows do at {name or 'its root'!r}")
     for unit in units:
         if any(id(p) in stray for p in unit.parameters()):
             raise _Promote(unit, OUTSIDE)
+
+
+def _refuse_influence(out: Any, other: Any, small: Any) -> None:
+    """`other` is the output for the same rows but for the second; `small` that for two rows. This sees what is mixed
+    inside a unit that runs generically, where no gradient is watched."""
+    for x, y, two in zip(*(tree_flatten(tree)[0] for tree in (out, other, small)), strict=True):
+        dim = _grown(two.shape, x.shape) if _is_float(x) else None
+        if dim is None or dim < 0:
+            continue
+        x, y = (t.detach().index_select(dim, torch.tensor([0, 2], device=t.device)) for t in (x, y))
+        if not torch.allclose(x, y, rtol=1e-3, atol=1e-4 * float(x.abs().max().nan_to_num(0)), equal_nan=True):
+            raise _mixing("the output for one row changes with the values of another")
+
+
+def _mixing(how: str) -> Unsupported:
+    return Unsupported(
+        f"the model mixes examples: {how}. No example's influence can then be bounded. Replace what mixes or reorders them (batch "
+        "statistics, batch-wise attention, sorting by length); clipwise.fix(model) replaces BatchNorm"
+    )
 
 
 def _promoted(model: nn.Module, units: list[Unit], problem: _Promote) -> list[Unit]:
@@ -354,9 +383,11 @@ def _refuse_a_coincidence(settle: Callable[[list[int | None]], Any], possible: l
     )
 
 
-def _small_batch(args: tuple, kwargs: dict, cuts: list[int | None], n: int) -> tuple[tuple, dict]:
+def _small_batch(
+    args: tuple, kwargs: dict, cuts: list[int | None], n: int, *, alike: bool = False
+) -> tuple[tuple, dict]:
     """The call's arguments cut or stretched to n rows, each in its dimension (None: left whole). Values are made finite;
-    the first two rows differ where they can."""
+    the first two rows differ where they can, or are `alike`."""
     leaves, spec = tree_flatten((args, kwargs))
 
     def resize(x: Any, dim: int | None) -> Any:
@@ -365,7 +396,7 @@ def _small_batch(args: tuple, kwargs: dict, cuts: list[int | None], n: int) -> t
         first = x.detach().narrow(dim, 0, 1)
         second = x.detach().narrow(dim, 1, 1) if x.shape[dim] > 1 else (first.flip(-1) if first.dim() > 1 else first)
         # Rows a, b, a: no sorting of them by anything in which a and b differ leaves all three in place.
-        small = torch.cat([first, second, first][:n], dim)
+        small = torch.cat([first, first if alike else second, first][:n], dim)
         return torch.nan_to_num(small, posinf=1.0, neginf=-1.0) if _is_float(small) else small
 
     return tree_unflatten([resize(x, dim) for x, dim in zip(leaves, cuts, strict=True)], spec)
