@@ -37,7 +37,7 @@ from clipwise.run import Run
 from clipwise.sampling import PhysicalBatch
 from clipwise.schedules import ScheduleLike
 from clipwise.step import Partial, absorb, release
-from clipwise.types import LoopMisuse
+from clipwise.types import BadArgument, LoopMisuse
 
 
 class PrivateLoader:
@@ -91,6 +91,7 @@ class Private:
 
     def _epoch(self) -> Iterator[Any]:
         self._epochs_begun += 1
+        self._drop()  # of an earlier loop that was left in the middle, and is still held
         mine, count = self._epochs_begun, len(self.loader)
         affordable = self.run.affordable(count)
         first = self.run.state.step
@@ -188,8 +189,13 @@ class Private:
         self._had_own_step = "step" in self.optimizer.__dict__
         self.optimizer.step = MethodType(step, self.optimizer)  # type: ignore[method-assign]
         if self._scheduler is not None:
-            plain = self._scheduler.step
-            self._scheduler.step = lambda *args, **kwargs: plain(*args, **kwargs) if private.stepped else None
+            # By a class of its own, not an attribute: schedulers save their attributes.
+            kind = type(self._scheduler)
+
+            def move(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+                return kind.step(scheduler, *args, **kwargs) if private.stepped else None
+
+            self._scheduler.__class__ = type(kind.__name__, (kind,), {"step": move, "__module__": kind.__module__})
 
     def _uninstall(self) -> None:
         if self._had_own_step:
@@ -197,7 +203,7 @@ class Private:
         else:
             self.optimizer.__dict__.pop("step", None)
         if self._scheduler is not None:
-            self._scheduler.__dict__.pop("step", None)
+            self._scheduler.__class__ = type(self._scheduler).__bases__[0]
             self._scheduler = None
 
 
@@ -242,6 +248,10 @@ def attach(
     (one an epoch) or a function of the epoch; a target epsilon is met over the whole of it. allow_unsound: run a method
     without a valid guarantee; epsilon is infinite then.
     """
+    if lr_scheduler is not None and getattr(lr_scheduler, "optimizer", None) is not optimizer:
+        raise BadArgument(
+            f"lr_scheduler={type(lr_scheduler).__name__} is no learning-rate scheduler of this optimizer; make one on it, or leave it out"
+        )
     run = Run(
         model,
         optimizer,

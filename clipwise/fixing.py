@@ -11,6 +11,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 _Model = TypeVar("_Model", bound=nn.Module)
 MOST_GROUPS = 32
+FEWEST_FEATURES = 16  # in a group, after a linear layer
 
 
 def fix(model: _Model) -> _Model:
@@ -20,23 +21,33 @@ def fix(model: _Model) -> _Model:
     data). Call it before making the optimizer, since the parameters of replaced layers are new. A model that *is* a
     BatchNorm is returned replaced.
     """
-    replaced = _replacement(model)
-    if replaced is not None:
-        return replaced  # type: ignore[return-value]
-    for name, child in model.named_children():
-        setattr(model, name, fix(child))
-    if isinstance(model, _InstanceNorm) and model.track_running_stats:
-        model.track_running_stats = False
-        model.running_mean = model.running_var = model.num_batches_tracked = None
-    return model
+    fixed: dict[nn.Module, nn.Module] = {}  # a module may stand in several places
+    return _fixed(model, fixed)  # type: ignore[return-value]
 
 
-def _replacement(module: nn.Module) -> nn.Module | None:
-    if not isinstance(module, _BatchNorm) or isinstance(module, _InstanceNorm):
-        return None
-    group_norm = nn.GroupNorm(
-        math.gcd(MOST_GROUPS, module.num_features), module.num_features, eps=module.eps, affine=module.affine
-    )
+def _fixed(module: nn.Module, fixed: dict[nn.Module, nn.Module]) -> nn.Module:
+    if module in fixed:
+        return fixed[module]
+    if isinstance(module, _BatchNorm) and not isinstance(module, _InstanceNorm):
+        fixed[module] = _replacement(module)
+        return fixed[module]
+    fixed[module] = module
+    for name, child in module._modules.items():  # named_children() leaves out the second place of a module
+        if child is not None:
+            module._modules[name] = _fixed(child, fixed)
+    if isinstance(module, _InstanceNorm) and module.track_running_stats:
+        module.track_running_stats = False
+        module.running_mean = module.running_var = module.num_batches_tracked = None
+    return module
+
+
+def _replacement(module: _BatchNorm) -> nn.Module:
+    groups = math.gcd(MOST_GROUPS, module.num_features)
+    if isinstance(module, nn.BatchNorm1d | nn.SyncBatchNorm | nn.LazyBatchNorm1d):
+        # A record may have no places to take statistics over: of one number a group, nothing but zero would be left.
+        while groups > 1 and module.num_features // groups < FEWEST_FEATURES:
+            groups //= 2
+    group_norm = nn.GroupNorm(groups, module.num_features, eps=module.eps, affine=module.affine)
     if module.affine:
         group_norm.weight.data.copy_(module.weight.data)
         group_norm.bias.data.copy_(module.bias.data)

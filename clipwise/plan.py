@@ -62,7 +62,14 @@ class Plan:
         if self.delta is not None:
             check_delta(self.delta, self.size)
         if self.method.sound:  # a side query that leaves no room, at any step, is refused now
-            gradient_share(self.context.noise_multiplier, [s.noise_multiplier for s in self.side_queries])
+            try:
+                gradient_share(self.context.noise_multiplier, [s.noise_multiplier for s in self.side_queries])
+            except BadArgument as problem:
+                raise BadArgument(
+                    f"method={self.method.name!r} with expected_batch_size={self.expected_batch_size:g} and noise_multiplier="
+                    f"{self.context.noise_multiplier:g}: what it releases beside the gradient would take all of the noise budget. Use a "
+                    f"larger batch, a larger epsilon (less noise), or another method ({problem})"
+                ) from problem
         self.method.init(self.context)  # what a method or a schedule cannot run with is refused before a ledger is made
         self.total(0)
 

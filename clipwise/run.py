@@ -80,6 +80,10 @@ class Run:
             raise BadArgument(
                 f"groups=None: method {method.name!r} wants the group of each record; give a function of the batch"
             )
+        if groups is not None and not callable(groups):
+            raise BadArgument(
+                f"groups={groups!r} is not a function; give one of the batch, that tells the group of each row"
+            )
         self.groups = groups
         parameters = trainable_parameters(model, optimizer)
         size = check_loader(loader)
@@ -175,9 +179,14 @@ class Run:
 
     def exhausted(self) -> BudgetExhausted:
         plan = self.plan
+        remedy = "Plan more epochs (the noise is calibrated for them), or state a larger epsilon"
+        if self._goes_on:
+            remedy = (
+                f"The ledger {self._ledger_path} held charges of earlier runs, which count: state a larger epsilon, or give a ledger of "
+                "its own to a run on other data"
+            )
         return BudgetExhausted(
-            f"step {self.state.step} would exceed epsilon={plan.target_epsilon:g} at delta={plan.delta:g}; it was not taken. "
-            "Plan more epochs (the noise is calibrated for them), or state a larger epsilon"
+            f"step {self.state.step} would exceed epsilon={plan.target_epsilon:g} at delta={plan.delta:g}; it was not taken. {remedy}"
         )
 
     def epsilon(self, delta: float | None = None) -> float:

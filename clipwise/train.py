@@ -127,6 +127,10 @@ def fit(
     for name, value in asked.items():
         if value is not None:
             _check_counts(name, groups, number_of_groups, epsilon)
+    if optimizer is not None and not callable(optimizer):
+        raise BadArgument(
+            f"optimizer={optimizer!r} is not a function; give one that makes the optimizer from the parameters, such as torch.optim.Adam"
+        )
     loss = make_loss(loss) if isinstance(loss, str) else loss
     rate_schedule = make_lr_schedule(lr_schedule)
     made = (optimizer or _default_optimizer)(p for p in model.parameters() if p.requires_grad)

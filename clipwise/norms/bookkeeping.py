@@ -29,7 +29,7 @@ from clipwise.norms.probe import Probe, probe
 from clipwise.norms.reduction import contradicts
 from clipwise.norms.refuse import refuse_mixing_layers
 from clipwise.norms.tape import Tape
-from clipwise.norms.units import Unit, find_units, run_generic, spread_shape, swapped
+from clipwise.norms.units import Unit, find_units, run_generic, signature, spread_shape, swapped, tensor_shapes
 from clipwise.types import LoopMisuse, Unsupported
 
 # A layer and physical batch: beyond it gradients are not stored where there is a choice. glibc takes larger blocks from
@@ -83,6 +83,7 @@ class _Pass:
         self.uses: defaultdict[int, list[slice | None]] = defaultdict(list)  # parameter id -> pieces used
         self.parts: list[tuple[Call, Part]] = []
         self.shared: dict[int, tuple[nn.Parameter, Tensor]] = {}  # per-example gradients, added over several uses
+        self.alone: set[int] = set()  # parameters that `parts` hold, by id
         self.received = False
 
     def note(self, call: Call) -> None:
@@ -91,6 +92,10 @@ class _Pass:
 
     def is_shared(self, call: Call) -> bool:
         return any(_overlap(self.uses[id(p)]) for p in call.params.values())
+
+    def measured_apart(self, call: Call) -> bool:
+        """Whether an earlier backward pass has taken the norm of a gradient that this call's would have to be added to."""
+        return self.is_shared(call) and any(id(p) in self.alone for p in call.params.values())
 
     def add_shared(self, call: Call, grads: Mapping[str, Tensor]) -> None:
         for role, g in grads.items():
@@ -137,6 +142,7 @@ class Bookkeeping:
         self._pass: _Pass | None = None
         self._probing: Probe | None = None
         self._probed: set[Hashable] = set()  # layouts of inputs that the units have been settled for
+        self._probed_as: Any = None  # the signature of the last call that was probed
         self._told: set[str] = set()
         self._in_root = False
         self._hooks: list[Any] = []
@@ -231,7 +237,10 @@ class Bookkeeping:
             self._in_root = outer
 
     def _is_new(self, args: tuple, kwargs: dict) -> bool:
-        """One look is enough, except that what is spread broadcasts otherwise against dimensions of size 1, 2 or 3."""
+        """One look is enough, except that what is spread broadcasts otherwise against dimensions of size 1, 2 or 3, and
+        that what runs generically must know each of its arguments."""
+        if any(u.is_generic for u in self._units) and signature(args, kwargs) != self._probed_as:
+            return True
         return not self._probed or (
             any(u.spread or u.own for u in self._units) and self._layout(args, kwargs) not in self._probed
         )
@@ -249,6 +258,7 @@ class Bookkeeping:
             )
 
     def _run_unit(self, unit: Unit, original: Callable, args: tuple, kwargs: dict) -> Any:
+        kwargs = dict(sorted(kwargs.items()))
         if self._probing is not None:
             return self._probing.run(unit, original, args, kwargs)
         current = self._pass
@@ -273,6 +283,8 @@ class Bookkeeping:
                 kwargs,
             )
 
+        batch_dim = _dim_of_rows(unit, args, kwargs, current.rows) if unit.batch_dim is None else unit.batch_dim
+
         def tap(
             out: Tensor,
             kernel: Kernel,
@@ -295,7 +307,7 @@ class Bookkeeping:
                 # F.linear on three dimensions ends in a view, and autograd writes the gradient of a view that is marked
                 # dirty four times over. This alias is no view; nothing upstream keeps a layer's output.
                 out = torch.ops.aten._unsafe_view(out, out.shape)
-            dim = unit.batch_dim if rows_dim is None else rows_dim
+            dim = batch_dim if rows_dim is None else rows_dim
             return _Tap.apply(out, self._dummy, kept, self._receiver(current, call, dim, unit.name))
 
         return unit.layer.forward(unit.module, tap, *args, **kwargs)
@@ -333,7 +345,12 @@ class Bookkeeping:
             if not current.received and (found := contradicts(self._reduction)):
                 raise distrusted(
                     f"the loss is a {found} over the batch, but loss_reduction={self._reduction!r} was declared; nothing was changed. "
-                    f"Attach with loss_reduction={found!r}, or reduce the loss the way you declared"
+                    f"Reduce the loss the way it was declared, or attach with loss_reduction={found!r}"
+                )
+            if current.measured_apart(call):
+                raise distrusted(
+                    "the batch went through the model and loss.backward() twice before optimizer.step(); nothing was changed. Add the "
+                    "losses and call backward() once"
                 )
             used = current.received = True
             if dim:
@@ -347,6 +364,7 @@ class Bookkeeping:
                     current.add_shared(call, call.kernel.direct(call, saved, b))
                 else:
                     current.parts.append((call, self._chooser.part(call, saved, b)))
+                    current.alone.update(id(p) for p in call.params.values())
 
         return receive
 
@@ -387,6 +405,7 @@ class Bookkeeping:
                 self._tell,
             )
             self._probed.add(self._layout(args, kwargs))
+            self._probed_as = signature(args, kwargs)
         finally:
             self._restore_forwards()
             self._replace_forwards()
@@ -396,6 +415,19 @@ class Bookkeeping:
         if message not in self._told:
             self._told.add(message)
             self._notify(message)
+
+
+def _dim_of_rows(unit: Unit, args: tuple, kwargs: dict, rows: int) -> int:
+    """For a layer that no batch has gone through before (a branch that was not taken): by its length, where that is
+    clear."""
+    shapes = tensor_shapes((args, kwargs))
+    found = [d for d, size in enumerate(shapes[0][:2]) if size == rows] if shapes else []
+    if len(found) != 1 and not unit.spread:
+        raise Unsupported(
+            f"layer {unit.name!r} was not called for the first batch, and which dimension of its input is the batch cannot be told now. "
+            "Let the model call it for every batch"
+        )
+    return found[0] if found else 0
 
 
 def _rows_of(unit: Unit, args: tuple, kwargs: dict, otherwise: int) -> int:
@@ -416,4 +448,5 @@ def _recording_forward(engine: Bookkeeping, run: Callable, unit: Unit | None, or
             return original(*args, **kwargs)
         return run(unit, original, args, kwargs)
 
+    forward.is_recording = True  # type: ignore[attr-defined]
     return forward

@@ -43,7 +43,7 @@ class Direct:
             self.grads[role] = without_rows(g, bad)
 
     def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
-        return {role: (weights @ g.flatten(1)).view(g.shape[1:]) for role, g in self.grads.items()}
+        return {role: (weights @ as_rows(g)).view(g.shape[1:]) for role, g in self.grads.items()}
 
 
 class Ghost:
@@ -143,11 +143,16 @@ def sum_of_squares(*tensors: Tensor) -> Tensor:
     """(rows,): the squared l2 norm of each row over all tensors."""
     total = None
     for t in tensors:
-        squares = _lengths(widened(t.flatten(1))).square_()
+        squares = _lengths(widened(as_rows(t))).square_()
         total = squares if total is None else total + squares
     if total is None:
         raise ValueError("sum_of_squares needs at least one tensor")
     return total
+
+
+def as_rows(t: Tensor) -> Tensor:
+    """(rows, numbers), also for a parameter that is one number."""
+    return t.flatten(1) if t.dim() > 1 else t.unsqueeze(1)
 
 
 def widened(t: Tensor) -> Tensor:

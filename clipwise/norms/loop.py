@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from clipwise.norms.bookkeeping import Bookkeeping
+from clipwise.norms.kernel import as_rows
 from clipwise.norms.tape import Tape
 
 Loss = Callable[[Any], Tensor]  # the model's output for some rows -> the sum of these rows' losses
@@ -58,7 +59,7 @@ def assert_agrees(
     inputs = tree_map(lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, inputs)
     truth = per_example_gradients(model, inputs, loss, rows_dim=rows_dim)
     rows = inputs[0].shape[rows_dim]
-    norms = torch.stack([g.flatten(1).square().sum(1) for g in truth.values()]).sum(0).sqrt()
+    norms = torch.stack([as_rows(g).square().sum(1) for g in truth.values()]).sum(0).sqrt()
     weights = torch.linspace(0.1, 1.7, rows, dtype=torch.float64)
     sums = {name: torch.einsum("r,r...->...", weights, g) for name, g in truth.items()}
     scale = torch.stack([s.norm() for s in sums.values()]).norm()

@@ -26,10 +26,16 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from clipwise.norms.kernel import Kernel
-from clipwise.norms.units import SPREADABLE, Unit, spread_shape, swapped, tensor_shapes
+from clipwise.norms.units import SPREADABLE, Unit, signature, spread_shape, swapped, tensor_shapes
 from clipwise.types import Unsupported
 
 NO_BATCH = "its input has no batch dimension of its own"
+COINCIDENCE = (
+    "The first batch has, by chance, as many records as its second dimension is long; if that is all that is wrong, start again, with "
+    "another seed if you gave one, or another max_physical_batch. Nothing was released"
+)
+_OF_VALUES = (ValueError, IndexError, RuntimeError, AssertionError)
+_LARGE = 1e4  # larger numbers could overflow, and say more of a record than of the model
 OUTSIDE = "a parameter is used outside its layer's forward"
 
 
@@ -39,6 +45,7 @@ class Probe:
     def __init__(self, rows: int) -> None:
         self.rows = rows
         self.shapes: defaultdict[str, list[tuple[list[torch.Size], list[torch.Size]]]] = defaultdict(list)
+        self.signatures: defaultdict[str, list] = defaultdict(list)
         self.gradients: list[
             tuple[str, int, int | None, Tensor]
         ] = []  # unit, which output, its batch dimension if told, b
@@ -63,6 +70,7 @@ class Probe:
                     leaves[i] = self._watch(leaves[i], unit, output=output)
             out = tree_unflatten(leaves, spec)
         self.shapes[unit.name].append((given, tensor_shapes(out)))
+        self.signatures[unit.name].append(signature(args, kwargs))
         return out
 
     def _watch(self, out: Tensor, unit: Unit, dim: int | None = None, output: int = 0) -> Tensor:
@@ -137,7 +145,7 @@ def probe(
 
     def settle(cuts: list[int | None]) -> tuple[list[Unit], list[str]]:
         batches = {n: _small_batch(args, kwargs, cuts, n) for n in (2, 3)}
-        changed = _small_batch(args, kwargs, cuts, 3, alike=True)
+        changed = [_small_batch(args, kwargs, cuts, 3, second=other) for other in (_same, _far)]
         with torch.random.fork_rng(devices=list(devices)), torch.enable_grad(), _unsettled(model, parameters):
             with suppress(Exception):  # what is wrong may be the spreading: without it the truth comes out
                 return _settle(model, units, parameters, batches, changed, attempt, may_spread=True)
@@ -145,13 +153,16 @@ def probe(
 
     possible = _dimensions_of_rows(args, kwargs, rows)
     cuts = [dims[0] if dims else None for dims in possible]
+    square = rows > 1 and any(len(dims) == 2 for dims in possible)
     try:
         found = settle(cuts)
-    except Unsupported:
+    except Unsupported as refusal:
+        if square:
+            refusal.add_note(COINCIDENCE)
         raise
     except Exception as problem:
         found = _with_an_argument_left_whole(settle, cuts, problem)
-    if rows > 1:
+    if square:
         _refuse_a_coincidence(settle, possible)
     units, notices = found
     generic = [u for u in units if u.is_generic]
@@ -187,7 +198,7 @@ def _settle(
     units: list[Unit],
     parameters: list[nn.Parameter],
     batches: dict[int, Any],
-    changed: Any,
+    changed: list[Any],
     attempt: Callable[..., Any],
     *,
     may_spread: bool,
@@ -210,7 +221,7 @@ def _look(
     units: list[Unit],
     parameters: list[nn.Parameter],
     batches: dict[int, Any],
-    changed: Any,
+    changed: list[Any],
     attempt: Callable[..., Any],
 ) -> list[Unit]:
     looks = {n: Probe(n) for n in batches}
@@ -220,16 +231,19 @@ def _look(
         outs[n] = attempt(units, looks[n], *args, **kwargs)
     calls = list(looks[2].shapes)  # in the order of the first calls: what comes later may depend on what comes before
     in_order = sorted(units, key=lambda u: calls.index(u.name) if u.name in calls else len(calls))
-    settled = [_settled(u, looks[2].shapes[u.name], looks[3].shapes[u.name]) for u in in_order]
+    settled = [
+        _settled(u, looks[2].shapes[u.name], looks[3].shapes[u.name], looks[3].signatures[u.name]) for u in in_order
+    ]
     trainable = {id(p) for p in parameters}
     for unit in settled:
         called = unit.layer is not None and unit.name in calls
         if called and any(id(p) in trainable - looks[2].tapped for p in unit.parameters()):
             raise _Promote(unit, "its rule leaves a parameter out")
     _refuse_mixing(settled, parameters, looks[3], outs)
-    torch.manual_seed(3)
-    args, kwargs = changed
-    _refuse_influence(outs[3], attempt(units, Probe(3), *args, **kwargs), outs[2])
+    for args, kwargs in changed:
+        torch.manual_seed(3)
+        with suppress(*_OF_VALUES):  # a model may not like all values
+            _refuse_influence(outs[3], attempt(units, Probe(3), *args, **kwargs), outs[2])
     if any(u.spread or u.own for u in settled):
         plain = [replace(u, spread=False, own=()) for u in settled]
         for n, (args, kwargs) in batches.items():
@@ -245,7 +259,7 @@ def _refuse_difference(out: Any, plain: Any) -> None:
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4 * float(b.detach().abs().max()), equal_nan=True)
 
 
-def _settled(unit: Unit, two: list, three: list) -> Unit:
+def _settled(unit: Unit, two: list, three: list, signatures: list) -> Unit:
     """The unit with its batch dimensions filled in."""
     if len(two) != len(three):
         raise _Promote(unit, "it is called more often for larger batches")
@@ -267,12 +281,12 @@ def _settled(unit: Unit, two: list, three: list) -> Unit:
         if unit.spread or first is None or first < 0:
             raise _Promote(unit, NO_BATCH)
         return replace(unit, batch_dim=first)
-    if len(kinds) != 1:
+    if len(kinds) != 1 or any(each != signatures[0] for each in signatures):
         raise _Promote(unit, "it is called with inputs of different layouts")
     args, outs = kinds.pop()
     if -1 in args or not {-1, None}.isdisjoint(outs) or not any(d is not None for d in args):
         raise _Promote(unit, "the batch dimension of its input or output cannot be told")
-    return replace(unit, arg_dims=list(args), out_dims=list(outs))
+    return replace(unit, arg_dims=list(args), out_dims=list(outs), signature=signatures[0])
 
 
 def _grown(two: torch.Size, three: torch.Size) -> int | None:
@@ -308,11 +322,19 @@ def _refuse_mixing(units: list[Unit], parameters: list[nn.Parameter], look: Prob
         # Not the plain sum: that of a softmax or of a normalised output is constant, and would send nothing back.
         own = [out.select(dim, row) for out, dim in outputs]
         scalar = torch.stack([(x * torch.randn_like(x)).sum() for x in own]).sum()
-        grads = torch.autograd.grad(scalar, [look.dummy, *parameters], allow_unused=True, retain_graph=True)[1:]
+        try:
+            grads = torch.autograd.grad(scalar, [look.dummy, *parameters], allow_unused=True, retain_graph=True)[1:]
+        except RuntimeError as error:
+            if "use_reentrant" not in str(error):
+                raise
+            raise Unsupported(
+                "the model uses checkpoint(..., use_reentrant=True), whose backward pass hides its layers; use use_reentrant=False"
+            ) from error
         stray |= {id(p) for p, g in zip(parameters, grads, strict=True) if g is not None}
         for name, output, dim, b in look.gradients:
             dims = by_name[name].out_dims if by_name[name].layer is None else None
             at = dim if dim is not None else (dims[output] if dims else by_name[name].batch_dim)
+            b = b.nan_to_num(0.0)  # 0 * inf, of a record that is not finite
             if at is not None and b.count_nonzero() > b.select(at, row).count_nonzero():
                 raise _mixing(f"the output for one row depends on what other rows do at {name or 'its root'!r}")
     for unit in units:
@@ -371,35 +393,49 @@ def _with_an_argument_left_whole(settle: Callable[[list[int | None]], Any], cuts
 def _refuse_a_coincidence(settle: Callable[[list[int | None]], Any], possible: list[list[int]]) -> None:
     """A square argument (a batch as large as its texts are long): the model must make sense for one reading of it only, or
     places might be taken for examples."""
-    if all(len(dims) < 2 for dims in possible):
-        return
     try:
         settle([dims[-1] if dims else None for dims in possible])
     except Exception:
         return  # no sense: the first dimension is the batch
-    raise Unsupported(
-        "the first batch has, by chance, as many records as its second dimension is long, and the model would take either for the "
-        "batch. Nothing was released; start again, with another seed if you gave one (or another max_physical_batch)"
-    )
+    raise Unsupported(f"the model would take either of the first two dimensions for the batch. {COINCIDENCE}")
+
+
+def _same(first: Tensor, second: Tensor) -> Tensor:  # noqa: ARG001
+    return first
+
+
+def _far(first: Tensor, second: Tensor) -> Tensor:
+    """Below and beyond all else, so that a largest, a smallest or a mean would show it."""
+    return -3 * (first.abs() + second.abs()) - 1 if _is_float(first) else first
 
 
 def _small_batch(
-    args: tuple, kwargs: dict, cuts: list[int | None], n: int, *, alike: bool = False
+    args: tuple,
+    kwargs: dict,
+    cuts: list[int | None],
+    n: int,
+    *,
+    second: Callable[[Tensor, Tensor], Tensor] = lambda _, own: own,
 ) -> tuple[tuple, dict]:
     """The call's arguments cut or stretched to n rows, each in its dimension (None: left whole). Values are made finite;
-    the first two rows differ where they can, or are `alike`."""
+    the first two rows differ where they can, unless `second(first, second)` makes another second."""
     leaves, spec = tree_flatten((args, kwargs))
 
     def resize(x: Any, dim: int | None) -> Any:
         if dim is None:
             return x
-        first = x.detach().narrow(dim, 0, 1)
-        second = x.detach().narrow(dim, 1, 1) if x.shape[dim] > 1 else (first.flip(-1) if first.dim() > 1 else first)
+        first = _tame(x.detach().narrow(dim, 0, 1))
+        other = (
+            _tame(x.detach().narrow(dim, 1, 1)) if x.shape[dim] > 1 else first.flip(-1) if first.dim() > 1 else first
+        )
         # Rows a, b, a: no sorting of them by anything in which a and b differ leaves all three in place.
-        small = torch.cat([first, first if alike else second, first][:n], dim)
-        return torch.nan_to_num(small, posinf=1.0, neginf=-1.0) if _is_float(small) else small
+        return torch.cat([first, second(first, other), first][:n], dim)
 
     return tree_unflatten([resize(x, dim) for x, dim in zip(leaves, cuts, strict=True)], spec)
+
+
+def _tame(x: Tensor) -> Tensor:
+    return x.nan_to_num(0.0, 1.0, -1.0).clamp(-_LARGE, _LARGE) if _is_float(x) else x
 
 
 def _is_float(x: Any) -> bool:

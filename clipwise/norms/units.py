@@ -25,6 +25,7 @@ from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from clipwise.norms.layers import Layer, find_layer
+from clipwise.types import Unsupported
 
 
 @dataclass
@@ -32,9 +33,10 @@ class Unit:
     name: str
     module: nn.Module
     layer: Layer | None  # None: generic
-    batch_dim: int = 0
+    batch_dim: int | None = None  # None: not called so far
     arg_dims: list[int | None] | None = None  # generic: the batch dimension of each tensor argument, None for none
     out_dims: list[int | None] | None = None
+    signature: Any = None  # generic: of the call that these were told from
     use_loop: bool = False  # generic: vmap cannot, so loop
     spread: bool = False  # a rule whose input has no batch dimension: its output is spread over the rows
     own: tuple[
@@ -107,9 +109,15 @@ def run_generic(
 ) -> Any:
     """The unit's forward pass, row by row, with parameters from `expand` (rows, *shape), so that each row has its
     own."""
+    if signature(args, kwargs) != unit.signature:
+        raise Unsupported(
+            f"{unit.name or 'the model'!r} ({type(unit.module).__name__}) has no fast rule, and was called with other arguments than when the "
+            "engine looked at it, or for the first time; which of them have one row a record cannot be told. Call it alike for every "
+            "batch (give an optional mask always, say)"
+        )
     leaves, spec = tree_flatten((args, kwargs))
     dims = iter(unit.arg_dims or [])
-    in_dims = [next(dims, None) if isinstance(leaf, Tensor) else None for leaf in leaves]
+    in_dims = [next(dims) if isinstance(leaf, Tensor) else None for leaf in leaves]
     copies = {name: expand(p) for name, p in unit.module.named_parameters()}
     params = {name: copy for name, copy in copies.items() if copy is not None}
     out_spec: Any = None
@@ -176,6 +184,12 @@ class _Original(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._original(*args, **kwargs)
+
+
+def signature(args: tuple, kwargs: dict) -> Any:
+    """Which arguments a call has, and which of them are tensors."""
+    leaves, spec = tree_flatten((args, dict(sorted(kwargs.items()))))
+    return spec, [isinstance(leaf, Tensor) for leaf in leaves]
 
 
 def tensor_shapes(tree: Any) -> list[torch.Size]:

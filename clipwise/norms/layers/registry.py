@@ -56,6 +56,8 @@ def find_layer(module: nn.Module) -> Layer | None:
     for kind in type(module).__mro__:
         if kind in LAYERS:
             same_function = type(module).forward is kind.forward and not hasattr(module, "parametrizations")
+            patched = module.__dict__.get("forward")  # on this instance; a copy of an attached model carries ours along
+            same_function = same_function and (patched is None or getattr(patched, "is_recording", False))
             hooked = any(
                 hook.__class__.__name__ in ("WeightNorm", "SpectralNorm") for hook in module._forward_pre_hooks.values()
             )
