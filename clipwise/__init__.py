@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from clipwise.step import private_step
     from clipwise.train import fit
     from clipwise.tuning.runner import tune
+    from clipwise.types import BadArgument, BudgetExhausted, ClipwiseError, LoopMisuse, Unsupported
 
 _HOME = {
     "attach": "clipwise.dropin",
@@ -26,8 +27,22 @@ _HOME = {
     "Plan": "clipwise.plan",
     "private_step": "clipwise.step",
     "tune": "clipwise.tuning.runner",
+    **dict.fromkeys(("BadArgument", "BudgetExhausted", "ClipwiseError", "LoopMisuse", "Unsupported"), "clipwise.types"),
 }
-__all__ = ["Plan", "Private", "attach", "fit", "fix", "private_step", "tune"]
+__all__ = [
+    "BadArgument",
+    "BudgetExhausted",
+    "ClipwiseError",
+    "LoopMisuse",
+    "Plan",
+    "Private",
+    "Unsupported",
+    "attach",
+    "fit",
+    "fix",
+    "private_step",
+    "tune",
+]
 
 
 def __getattr__(name: str) -> Any:

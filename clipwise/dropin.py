@@ -86,6 +86,12 @@ class Private:
         self._drop()
         self.run.close()
 
+    def __reduce__(self) -> Any:
+        raise LoopMisuse(
+            "a private run cannot be copied or pickled: both copies would draw the same noise, and count it once. Copy model.state_dict() and "
+            "optimizer.state_dict() instead"
+        )
+
     # -- batches
     # ---------------------------------------------------------------------------------------------------------
 
@@ -251,6 +257,12 @@ def attach(
     if lr_scheduler is not None and getattr(lr_scheduler, "optimizer", None) is not optimizer:
         raise BadArgument(
             f"lr_scheduler={type(lr_scheduler).__name__} is no learning-rate scheduler of this optimizer; make one on it, or leave it out"
+        )
+    if isinstance(lr_scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        warnings.warn(
+            "clipwise: ReduceLROnPlateau moves the rate by the figure that you give it; give it one on public data (a loss on training "
+            "records is outside the guarantee)",
+            stacklevel=2,
         )
     run = Run(
         model,

@@ -707,3 +707,98 @@ def test_no_warning_on_the_fast_path():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         train(attach())
+
+
+def test_a_loop_left_in_the_middle_whose_iterator_is_still_held():
+    """What it had summed must not be counted a second time."""
+    model = nn.Linear(4, 1)
+    records = TensorDataset(torch.ones(8, 4))
+    private = attach(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.0),
+        DataLoader(records, batch_size=8),
+        noise_multiplier=1e-9,
+        sample_rate=1.0,
+        expected_batch_size=8,
+        max_physical_batch=4,
+    )
+
+    def step(batch):
+        private.optimizer.zero_grad()
+        (5 * model(batch[0])).mean().backward()
+        private.optimizer.step()
+
+    held = iter(private.loader)
+    step(next(held))
+    for batch in private.loader:
+        step(batch)
+    assert torch.cat([p.grad.flatten() for p in model.parameters()]).norm() * 8 == pytest.approx(8, rel=1e-4)
+
+
+def test_a_scheduler_can_be_saved_and_is_given_back(tmp_path):
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    private = attach(model, optimizer, lr_scheduler=scheduler, max_physical_batch=5)
+    assert isinstance(scheduler, torch.optim.lr_scheduler.StepLR)
+    train(private, scheduler=scheduler)
+    torch.save(scheduler.state_dict(), tmp_path / "scheduler.pt")
+    assert scheduler.last_epoch == private.run.state.step
+    private.detach()
+    assert type(scheduler) is torch.optim.lr_scheduler.StepLR
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"lr_scheduler": 3}, "lr_scheduler=int"),
+        ({"groups": 3}, "groups=3"),
+        ({"method": "quantile", "noise_multiplier": 9.0}, "expected_batch_size=12"),
+    ],
+)
+def test_what_is_refused_leaves_the_model_free(options, match):
+    model = network()
+    with pytest.raises(BadArgument, match=match):
+        attach(model, **options)
+    attach(model).detach()
+
+
+def test_a_rate_that_follows_a_loss_gets_a_word_of_warning():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.warns(UserWarning, match="public data"):
+        attach(model, optimizer, lr_scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer))
+
+
+def test_a_run_cannot_be_copied():
+    private = attach()
+    with pytest.raises(LoopMisuse, match="cannot be copied"):
+        copy.deepcopy(private)
+
+
+def test_a_fork_draws_no_noise(monkeypatch):
+    private = attach()
+    monkeypatch.setattr("clipwise.noise.gaussian.os.getpid", lambda: -1)
+    with pytest.raises(LoopMisuse, match="another process"):
+        train(private)
+
+
+def test_fix_leaves_something_of_small_layers_and_replaces_every_place():
+    model = clipwise.fix(nn.Sequential(nn.Linear(6, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 3)))
+    assert model[1].num_groups == 2
+    assert model(torch.randn(50, 6)).std(0).min() > 0.05
+    shared = nn.BatchNorm1d(4)
+    places = clipwise.fix(nn.ModuleList([shared, shared]))
+    assert isinstance(places[1], nn.GroupNorm)
+    assert places[0] is places[1]
+    assert clipwise.fix(nn.BatchNorm2d(64)).num_groups == 32
+
+
+def test_an_old_ledger_is_named_where_it_leaves_no_room(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    first = attach(ledger=path, epsilon=1.0, noise_multiplier=...)
+    train(first, epochs=2)
+    first.detach()
+    again = attach(ledger=path, epsilon=1.0, noise_multiplier=...)
+    with pytest.raises(BudgetExhausted, match="charges of earlier runs"):
+        train(again)

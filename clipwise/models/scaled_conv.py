@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from torch.nn.grad import conv2d_weight
 
 from clipwise.models.padding import same_padded
-from clipwise.norms.kernel import Call, Ghost, Kernel, Part, Way, scale_rows, sum_of_squares
+from clipwise.norms.kernel import Call, Ghost, Kernel, Part, Way, against_cancellation, scale_rows, sum_of_squares
 from clipwise.norms.layers import Tap, layer
-from clipwise.norms.layers.conv import CONV, Geometry
+from clipwise.norms.layers.conv import CONV, Geometry, reach_squared
 
 BUFFER_NUMBERS = 2**22  # of gradients formed at a time
 
@@ -125,15 +125,19 @@ class ScaledStdConvKernel(Kernel):
             for i in range(0, b.shape[0], step)
         ]
 
-        def finish(weights: Tensor, x: Tensor, b: Tensor) -> dict[str, Tensor]:
-            weighted = scale_rows(b, weights)
-            sums = {"bias": weighted.sum((0, 2, 3))} if "bias" in roles else {}
+        # `images` makes a gradient longer by no more than this; the sum is taken before it.
+        longer = float((found.factor / found.deviation).abs().max()) ** 2 + (found.scale * found.h[0].numel()) ** 2
+        guard = against_cancellation(longer * reach_squared(x, b, geometry), b.dtype)
+        bias = b.flatten(2).sum(2)  # as measured, so summed
+
+        def finish(weights: Tensor, x: Tensor, b: Tensor, bias: Tensor) -> dict[str, Tensor]:
+            sums = {"bias": weights.to(bias.dtype) @ bias} if "bias" in roles else {}
             if set(roles) - {"bias"}:
-                g = conv2d_weight(x, found.h.shape, weighted, *geometry[1:5])
+                g = conv2d_weight(x, found.h.shape, scale_rows(b, weights), *geometry[1:5])
                 sums |= found.images(g, roles)
             return sums
 
-        return Ghost(torch.cat(squares), (x, b), finish)
+        return Ghost(torch.cat(squares) + guard, (x, b, bias), finish)
 
 
 SCALED_STD_CONV = ScaledStdConvKernel()

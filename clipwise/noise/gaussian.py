@@ -10,6 +10,7 @@ sums (Mironov 2012); see docs/threat_model.md.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 
 import torch
@@ -51,10 +52,16 @@ class GaussianNoise:
         self._rank = rank
         self._step = -1
         self._streams = 0
+        self._process = os.getpid()
 
     def add(self, sums: Sequence[Tensor], std: float, *, step: int) -> tuple[Tensor, ...]:
         """sums + N(0, std^2), in the sums' own memory, so that no sum without its noise is left behind. Each query of a
         step has a stream of its own; a past step is refused."""
+        if os.getpid() != self._process:
+            raise LoopMisuse(
+                "this run was begun in another process, of which this one is a copy (a fork): both would draw the same noise, and the "
+                "ledger would count it once. Attach in the process that trains"
+            )
         if step < self._step:
             raise LoopMisuse(
                 f"noise for step {step} was asked for after that of step {self._step}; noise is never drawn twice"

@@ -124,10 +124,7 @@ def test_memory_is_that_of_a_block():
     assert sum(room.nbytes for room in made._room) == 7 * 64 * 64 * 4
 
 
-@pytest.mark.parametrize(
-    ("places", "dtype", "some"), [(2, torch.float32, 1), (40, torch.float32, 0), (2, torch.bfloat16, 0)]
-)
-def test_blocks_are_for_layers_whose_gradients_are_larger_than_what_they_come_from(places, dtype, some):
-    """And not for half precision, in which the blocks' sums would be rounded again and again."""
-    tape = taped(nn.Linear(64, 64).to(dtype), torch.randn(5, places, 64, dtype=dtype))
+@pytest.mark.parametrize(("places", "some"), [(2, 1), (40, 0)])
+def test_blocks_are_for_layers_whose_gradients_are_larger_than_what_they_come_from(places, some):
+    tape = taped(nn.Linear(64, 64), torch.randn(5, places, 64))
     assert len(in_blocks(tape)) == some

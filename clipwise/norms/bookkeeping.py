@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from clipwise.norms.choice import Chooser
-from clipwise.norms.kernel import PER_EXAMPLE, Call, Direct, Kernel, Part, in_type_of
+from clipwise.norms.kernel import PER_EXAMPLE, Call, Direct, Kernel, Part, widened_for
 from clipwise.norms.probe import Probe, probe
-from clipwise.norms.reduction import contradicts
+from clipwise.norms.reduction import contradicts, not_linear
 from clipwise.norms.refuse import refuse_mixing_layers
 from clipwise.norms.tape import Tape
 from clipwise.norms.units import Unit, find_units, run_generic, signature, spread_shape, swapped, tensor_shapes
@@ -142,6 +142,7 @@ class Bookkeeping:
         self._pass: _Pass | None = None
         self._probing: Probe | None = None
         self._probed: set[Hashable] = set()  # layouts of inputs that the units have been settled for
+        self._probed_modes: set[bool] = set()  # of model.training
         self._probed_as: Any = None  # the signature of the last call that was probed
         self._told: set[str] = set()
         self._in_root = False
@@ -239,11 +240,11 @@ class Bookkeeping:
     def _is_new(self, args: tuple, kwargs: dict) -> bool:
         """One look is enough, except that what is spread broadcasts otherwise against dimensions of size 1, 2 or 3, and
         that what runs generically must know each of its arguments."""
+        if self._model.training not in self._probed_modes:
+            return True
         if any(u.is_generic for u in self._units) and signature(args, kwargs) != self._probed_as:
             return True
-        return not self._probed or (
-            any(u.spread or u.own for u in self._units) and self._layout(args, kwargs) not in self._probed
-        )
+        return any(u.spread or u.own for u in self._units) and self._layout(args, kwargs) not in self._probed
 
     def _layout(self, args: tuple, kwargs: dict) -> Hashable:
         shapes = (x.shape for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor))
@@ -347,6 +348,11 @@ class Bookkeeping:
                     f"the loss is a {found} over the batch, but loss_reduction={self._reduction!r} was declared; nothing was changed. "
                     f"Reduce the loss the way it was declared, or attach with loss_reduction={found!r}"
                 )
+            if not current.received and (function := not_linear()):
+                raise distrusted(
+                    f"backward() was called on {function} of the reduced loss, so that each example's gradient depends on all the others' "
+                    "losses; nothing was changed. Call it on a mean or a sum of each example's own loss"
+                )
             if current.measured_apart(call):
                 raise distrusted(
                     "the batch went through the model and loss.backward() twice before optimizer.step(); nothing was changed. Add the "
@@ -355,10 +361,14 @@ class Bookkeeping:
             used = current.received = True
             if dim:
                 b, saved = b.movedim(dim, 0), tuple(s.movedim(dim, 0) for s in saved)
-            # Under autocast inputs and gradients are half as precise as the parameters; what is measured and summed
-            # must not be rounded so again, or the bound would not hold.
+            if self._reduction == "mean" and b.dtype in (torch.float16, torch.bfloat16):
+                raise distrusted(
+                    "a mean over the batch in half precision: one record more would round all the others' gradients in another way; "
+                    "nothing was changed. Reduce the loss by a sum, and attach with loss_reduction='sum' (steps are as long as before)"
+                )
+            # What is measured and summed must not be rounded to half precision again, or the bound would not hold.
             p = next(iter(call.params.values()))
-            b, saved = in_type_of(p, b), tuple(in_type_of(p, s) for s in saved)
+            b, saved = widened_for(p, b), tuple(widened_for(p, s) for s in saved)
             with torch.autocast(b.device.type, enabled=False):
                 if current.is_shared(call):
                     current.add_shared(call, call.kernel.direct(call, saved, b))
@@ -406,6 +416,7 @@ class Bookkeeping:
             )
             self._probed.add(self._layout(args, kwargs))
             self._probed_as = signature(args, kwargs)
+            self._probed_modes.add(self._model.training)
         finally:
             self._restore_forwards()
             self._replace_forwards()

@@ -157,7 +157,7 @@ def test_the_rest_does_not_keep_the_whole_batch():
     assert isinstance(part, Split)
     assert isinstance(part._rest, Ghost)
     for t in part._rest._tensors:
-        assert t.untyped_storage().nbytes() == 6 * 3 * 16 * 4
+        assert t.untyped_storage().nbytes() == t.nbytes <= 6 * 3 * 16 * 4
 
 
 def test_what_a_way_keeps_counts(monkeypatch):

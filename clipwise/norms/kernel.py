@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 RUN = 2048  # squares that are added up in float32
+GUARD = 16  # eps of what a sum's terms come to, taken as its squared norm at least
 
 
 class Part(Protocol):
@@ -140,10 +141,11 @@ PER_EXAMPLE = PerExample()
 
 
 def sum_of_squares(*tensors: Tensor) -> Tensor:
-    """(rows,): the squared l2 norm of each row over all tensors."""
+    """(rows,), in float64: the squared l2 norm of each row over all tensors, never less for squares that underflow."""
     total = None
     for t in tensors:
-        squares = _lengths(widened(as_rows(t))).square_()
+        flat = widened(as_rows(t))
+        squares = _lengths(flat).double().square_().add_(flat.shape[1] * torch.finfo(flat.dtype).smallest_normal)
         total = squares if total is None else total + squares
     if total is None:
         raise ValueError("sum_of_squares needs at least one tensor")
@@ -172,9 +174,21 @@ def _lengths(flat: Tensor) -> Tensor:
     return torch.linalg.vector_norm(runs, dim=1, dtype=torch.float64)
 
 
-def in_type_of(p: Tensor, t: Tensor) -> Tensor:
-    """t as precise as the parameter, unless it is no floating-point number."""
-    return t.to(p.dtype) if t.is_floating_point() else t
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """What sums for a parameter of this type are taken in: a sum that was rounded to half precision before its noise could
+    jump by several bounds for one record."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def widened_for(p: Tensor, t: Tensor) -> Tensor:
+    return t.to(wide(p.dtype)) if t.is_floating_point() else t
+
+
+def against_cancellation(reach_squared: Tensor, dtype: torch.dtype) -> Tensor:
+    """To be added to a squared norm where the weighted sum will not be made from the gradient that was measured, but from
+    its terms; `reach` is what the terms' norms come to. Terms that cancel in the norm, which gets a large weight then, would
+    not cancel in the sum to more than rounding, nor leave the other rows' terms as they are."""
+    return GUARD * torch.finfo(dtype).eps * reach_squared
 
 
 def without_rows(t: Tensor, bad: Tensor) -> Tensor:
@@ -201,7 +215,10 @@ def paired_grams(gram_a: Tensor, gram_b: Tensor, width: int) -> Tensor:
     product adds long rows up one number after another. So the rounding error that the sum can carry, in eps of (sum_t
     |a_t||b_t|)^2, is added: the result is never below the true norm by more than that.
     """
-    lengths = gram_a.diagonal(dim1=1, dim2=2) * gram_b.diagonal(dim1=1, dim2=2)
-    reach = lengths.clamp_min(0).sqrt().sum(1).square()
+    eps, tiny = torch.finfo(gram_a.dtype).eps, torch.finfo(gram_a.dtype).smallest_normal
+    a, b = (g.diagonal(dim1=1, dim2=2).double().clamp_min(0).sqrt() for g in (gram_a, gram_b))  # |a_t|, |b_t|
+    reach = (a * b).sum(1).square()
+    # What may have underflowed: width products in each entry, and the products of the entries.
+    lost = tiny * (width * (a.sum(1).square() + b.sum(1).square()) + gram_a.shape[1] ** 2)
     total = (gram_a.flatten(1) * gram_b.flatten(1)).sum(1)  # `sum` adds in pairs; a product of rows would not
-    return total.clamp_min(0) + (16 + width / 16) * torch.finfo(gram_a.dtype).eps * reach
+    return total.double().clamp_min(0) + (GUARD + width / 16) * eps * reach + lost

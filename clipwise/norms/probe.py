@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -207,7 +208,7 @@ def _settle(
     notices: list[str] = []
     while True:
         try:
-            return _look(units, parameters, batches, changed, attempt), notices
+            return _look(model, units, parameters, batches, changed, attempt), notices
         except _Promote as problem:
             unit = problem.unit
             if may_spread and problem.why == NO_BATCH and isinstance(unit.module, SPREADABLE) and not unit.spread:
@@ -218,6 +219,7 @@ def _settle(
 
 
 def _look(
+    model: nn.Module,
     units: list[Unit],
     parameters: list[nn.Parameter],
     batches: dict[int, Any],
@@ -240,16 +242,52 @@ def _look(
         if called and any(id(p) in trainable - looks[2].tapped for p in unit.parameters()):
             raise _Promote(unit, "its rule leaves a parameter out")
     _refuse_mixing(settled, parameters, looks[3], outs)
+    kept = _Buffers(model)
+    args, kwargs = batches[3]
+    kept.after(partial(attempt, units, Probe(3), *args, **kwargs))
     for args, kwargs in changed:
-        torch.manual_seed(3)
         with suppress(*_OF_VALUES):  # a model may not like all values
-            _refuse_influence(outs[3], attempt(units, Probe(3), *args, **kwargs), outs[2])
+            _refuse_influence(outs[3], kept.after(partial(attempt, units, Probe(3), *args, **kwargs)), outs[2])
+    kept.refuse_differences()
     if any(u.spread or u.own for u in settled):
         plain = [replace(u, spread=False, own=()) for u in settled]
         for n, (args, kwargs) in batches.items():
             torch.manual_seed(n)
             _refuse_difference(outs[n], attempt(plain, Probe(n), *args, **kwargs))
     return settled
+
+
+class _Buffers:
+    """What a forward pass leaves in the model's buffers: it must not depend on the records, or it would stand in
+    state_dict() without noise."""
+
+    def __init__(self, model: nn.Module):
+        self._model = model
+        self._start = {name: b.clone() for name, b in model.named_buffers()}
+        self._left: list[dict[str, Tensor]] = []
+
+    def after(self, run: Callable[[], Any]) -> Any:
+        with torch.no_grad():
+            for name, b in self._model.named_buffers():
+                if name in self._start:
+                    b.copy_(self._start[name])
+        torch.manual_seed(3)
+        out = run()
+        self._left.append({name: b.clone() for name, b in self._model.named_buffers()})
+        return out
+
+    def refuse_differences(self) -> None:
+        first, *others = self._left
+        for name, value in first.items():
+            if any(name in other and not _alike(value, other[name]) for other in others):
+                raise Unsupported(
+                    f"the forward pass writes values of the records into the buffer {name!r} (a running statistic?): it would be saved "
+                    "with the model, without noise. Keep it fixed while training, or leave it out"
+                )
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=1e-4, atol=1e-7, equal_nan=True)
 
 
 def _refuse_difference(out: Any, plain: Any) -> None:

@@ -314,3 +314,46 @@ def test_a_reentrant_checkpoint_is_refused_by_name():
     model = Old()
     with pytest.raises(Unsupported, match="use_reentrant=False"):
         recorded(installed(model), model, torch.randn(5, 4, 7))
+
+
+class Remembers(nn.Module):
+    """A buffer that the forward pass changes: by the records, or by nothing but a count."""
+
+    def __init__(self, by):
+        super().__init__()
+        self.layer, self.by = nn.Linear(4, 3), by
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, x):
+        self.seen.mul_(0.9).add_(self.by(x))
+        return self.layer(x)
+
+
+def test_a_buffer_that_remembers_records_is_refused():
+    torch.manual_seed(0)
+    model = Remembers(lambda x: 0.1 * x.detach().mean(0))
+    with pytest.raises(Unsupported, match="buffer 'seen'"):
+        recorded(installed(model), model, torch.randn(6, 4))
+    assert (model.seen == 0).all()
+    counts = Remembers(lambda _: 1.0)
+    recorded(installed(counts), counts, torch.randn(6, 4))
+    assert (counts.seen == 1).all()
+
+
+class MixesInTraining(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x):
+        h = self.layer(x)
+        return h - h.mean(0) if self.training else h
+
+
+def test_a_model_is_looked_at_again_in_its_other_mode():
+    model = MixesInTraining().eval()
+    engine = installed(model)
+    recorded(engine, model, torch.randn(6, 4))
+    model.train()
+    with pytest.raises(Unsupported, match="mixes examples"):
+        recorded(engine, model, torch.randn(6, 4))

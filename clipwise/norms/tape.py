@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from clipwise.norms.blocks import Blocks, Unformed
-from clipwise.norms.kernel import Call, Part
+from clipwise.norms.kernel import Call, Part, wide
 
 Weigh = Callable[[Tensor, slice], Mapping[str, Tensor]]
 _Answer = TypeVar("_Answer")
@@ -45,12 +45,9 @@ class Tape:
         self._parts = list(parts)
         self._scale = scale
         self.rows = rows
-        # Rounding: of norms, 64 eps over kernel.RUN numbers in 8 lanes, 128 in 4, in float32 at least; of weights and
-        # their products, in the parameters' own type. Weights shrunk by this much keep the bound true all the same.
-        types = {p.dtype for p in parameters}
-        self.slack = max(
-            128 * torch.finfo(torch.promote_types(t, torch.float32)).eps + 4 * torch.finfo(t).eps for t in types
-        )
+        # Rounding: of norms, 64 eps over kernel.RUN numbers in 8 lanes, 128 in 4; of weights and their products, 4. Weights
+        # shrunk by this much keep the bound true all the same.
+        self.slack = max(132 * torch.finfo(wide(p.dtype)).eps for p in parameters)
 
     @cached_property
     @_without_autocast
@@ -118,7 +115,7 @@ class Tape:
         return torch.where(norms.isfinite(), weights.to(norms), 0) * self._scale
 
     def _sums(self, usable: Tensor, *, last: bool) -> Iterator[_Sums]:
-        usable_as = {p.dtype: usable.to(p.dtype) for p in self._parameters}
+        usable_as = {p.dtype: usable.to(wide(p.dtype)) for p in self._parameters}
         for call, part in self._taken() if last else self._parts:
             some = next(iter(call.params.values()))
             yield call, part.weighted_sum(usable_as[some.dtype])
@@ -139,7 +136,10 @@ class Tape:
                     sums[i] = value.view_as(p)
                 else:  # a packed projection's pieces, or a second use of the same parameter in disjoint pieces
                     total = sums[i]
-                    total = torch.zeros_like(p) if total is None else total
+                    total = torch.zeros_like(p, dtype=wide(p.dtype)) if total is None else total
                     total[slice(None) if piece is None else piece] += value
                     sums[i] = total
-        return [torch.zeros_like(p) if s is None else s for s, p in zip(sums, self._parameters, strict=True)]
+        return [
+            torch.zeros_like(p, dtype=wide(p.dtype)) if s is None else s
+            for s, p in zip(sums, self._parameters, strict=True)
+        ]

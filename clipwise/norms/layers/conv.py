@@ -24,7 +24,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clipwise.norms.kernel import Call, Ghost, Kernel, Part, Way, paired_grams, scale_rows, sum_of_squares, widened
+from clipwise.norms.kernel import (
+    Call,
+    Ghost,
+    Kernel,
+    Part,
+    Way,
+    against_cancellation,
+    paired_grams,
+    scale_rows,
+    sum_of_squares,
+    widened,
+)
 from clipwise.norms.layers.conv_layout import Geometry, fold, folds, patches, strip_bytes, strips, unfold_kernel
 from clipwise.norms.layers.registry import Tap, layer
 from clipwise.types import Unsupported
@@ -133,6 +144,11 @@ def _gram_squared_norms(x: Tensor, b: Tensor, geo: Geometry) -> Tensor:
     return paired_grams(gram_a, gram_b, prod(geo.kernel) * x.shape[1] + b.shape[1])
 
 
+def reach_squared(x: Tensor, b: Tensor, geo: Geometry) -> Tensor:
+    """(rows,): a bound of (sum over places of |patch||b|)^2; each pixel is in no more patches than the kernel has taps."""
+    return prod(geo.kernel) * sum_of_squares(x) * sum_of_squares(b)
+
+
 def _gram_bytes(x: Tensor, b: Tensor) -> int:
     return 2 * (x.shape[2:].numel() ** 2 + b.shape[2:].numel() ** 2) * x.element_size()
 
@@ -214,7 +230,7 @@ class ConvKernel(Kernel):
         per_row = _patch_bytes(x, b, geo) + call.params["weight"].numel() * x.element_size()
         spans = _spans(b.shape[0], per_row, 2 * PATCH_BYTES)
         squares = torch.cat([sum_of_squares(*_gradients(x[part], b[part], geo)) for part in spans])
-        return self._measured(call, squares, x, b, geo)
+        return self._measured(call, squares + against_cancellation(reach_squared(x, b, geo), b.dtype), x, b, geo)
 
     def _measured(self, call: Call, squares: Tensor, x: Tensor, b: Tensor, geo: Geometry) -> Part:
         """The part, once the squared norms of the weight's gradients are known."""

@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clipwise.norms.kernel import Call, Ghost, Kernel, Part, Way, scale_rows, sum_of_squares
+from clipwise.norms.kernel import Call, Ghost, Kernel, Part, Way, against_cancellation, scale_rows, sum_of_squares
 from clipwise.norms.layers.registry import Tap, layer
 from clipwise.types import Unsupported
 
@@ -73,7 +73,7 @@ def _sums(source: Tensor, index: Tensor, starts: Tensor, factors: Tensor | None 
 
 
 def _squares(t: Tensor) -> Tensor:
-    return sum_of_squares(t).double() if len(t) else t.new_zeros(0, dtype=torch.float64)
+    return sum_of_squares(t) if len(t) else t.new_zeros(0, dtype=torch.float64)
 
 
 class EmbeddingKernel(Kernel):
@@ -150,11 +150,15 @@ def _apart(b: Tensor, places: _Places) -> Part:
     ends = torch.ones_like(begins)
     ends[:-1] = begins[1:]
     alone = begins & ends
-    squares = flat.new_zeros(b.shape[0], dtype=torch.float64).index_add_(0, row[alone], _squares(flat)[place[alone]])
+    at_place = _squares(flat)
+    squares = flat.new_zeros(b.shape[0], dtype=torch.float64).index_add_(0, row[alone], at_place[place[alone]])
     again = (~alone).nonzero().squeeze(1)
     if len(again):
         first = begins[again].nonzero().squeeze(1)
-        squares.index_add_(0, row[again][first], _squares(_sums(flat, place[again], first)))
+        run = begins[again].cumsum(0) - 1
+        reach = at_place.new_zeros(len(first)).index_add_(0, run, at_place[place[again]].sqrt())
+        of_runs = _squares(_sums(flat, place[again], first)) + against_cancellation(reach.square(), b.dtype)
+        squares.index_add_(0, row[again][first], of_runs)
     return Ghost(squares, (b,), lambda w, b: {"weight": _sums(b.flatten(0, 1), place, starts, w[row])})
 
 
@@ -166,7 +170,9 @@ def _bag(b: Tensor, factors: Tensor | None, places: _Places) -> Part:
         each = torch.diff(first, append=first.new_tensor([len(begins)])).double()
     else:
         run = begins.cumsum(0) - 1
-        each = b.new_zeros(len(first), dtype=torch.float64).index_add_(0, run, factors.double().flatten()[place])
+        given = factors.double().flatten()[place]
+        each, reach = (b.new_zeros(len(first), dtype=torch.float64).index_add_(0, run, t) for t in (given, given.abs()))
+        each = (each.square() + against_cancellation(reach.square(), b.dtype)).sqrt()
     squares = sum_of_squares(b) * each.new_zeros(b.shape[0]).index_add_(0, row[first], each.square())
 
     def finish(w: Tensor, b: Tensor, *factors: Tensor) -> dict[str, Tensor]:

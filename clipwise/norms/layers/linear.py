@@ -22,7 +22,6 @@ from clipwise.norms.kernel import (
     gram_squared_norms,
     scale_rows,
     sum_of_squares,
-    widened,
 )
 from clipwise.norms.layers.registry import Tap, layer
 
@@ -32,14 +31,11 @@ def _flat(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return a.reshape(a.shape[0], -1, a.shape[-1]), b.reshape(b.shape[0], -1, b.shape[-1])
 
 
-def _finish(call: Call, weights: Tensor, a: Tensor, b: Tensor) -> dict[str, Tensor]:
-    sums = {}
+def _finish(call: Call, weights: Tensor, a: Tensor, b: Tensor, bias: Tensor) -> dict[str, Tensor]:
+    sums = {"bias": weights.to(bias.dtype) @ bias} if "bias" in call.params else {}
     if "weight" in call.params:  # the narrower side is scaled, which makes the smaller copy
         left, right = (b, scale_rows(a, weights)) if b.shape[-1] > a.shape[-1] else (scale_rows(b, weights), a)
         sums["weight"] = left.flatten(0, 1).T @ right.flatten(0, 1)
-    if "bias" in call.params:
-        each = weights.to(b.dtype)
-        sums["bias"] = (each if b.shape[1] == 1 else each.repeat_interleave(b.shape[1])) @ b.flatten(0, 1)
     return sums
 
 
@@ -56,12 +52,14 @@ class LinearKernel(Kernel):
     def ghost(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> Part:
         a, b = _flat(saved[0], b)
         if a.shape[1] == 1:  # |b|^2 |a|^2 for the weight, |b|^2 for the bias
-            factor = sum_of_squares(a) if "weight" in call.params else torch.zeros_like(b[:, 0, 0])
-            squares = sum_of_squares(b).mul_(factor.add_(1) if "bias" in call.params else factor)
-        else:
-            roles = {"weight": lambda: gram_squared_norms(a, b), "bias": lambda: sum_of_squares(b.sum(1))}
-            squares = torch.stack([of() for role, of in roles.items() if role in call.params]).sum(0)
-        return Ghost(squares, (a, b), lambda w, a, b: _finish(call, w, a, b))
+            squares = sum_of_squares(b)
+            factor = sum_of_squares(a) if "weight" in call.params else torch.zeros_like(squares)
+            squares *= factor.add_(1) if "bias" in call.params else factor
+            return Ghost(squares, (a, b), lambda w, a, b: _finish(call, w, a, b, b[:, 0]))
+        bias = b.sum(1)  # as measured, so summed: terms that cancel are gone from both
+        roles = {"weight": lambda: gram_squared_norms(a, b), "bias": lambda: sum_of_squares(bias)}
+        squares = torch.stack([of() for role, of in roles.items() if role in call.params]).sum(0)
+        return Ghost(squares, (a, b, bias), lambda w, a, b, bias: _finish(call, w, a, b, bias))
 
     def in_blocks(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> Unformed:
         a, b = _flat(saved[0], b)
@@ -72,7 +70,7 @@ class LinearKernel(Kernel):
         if places == 1:
             return {"ghost": self.ghost}
         ways: dict[str, Way] = {"direct": self.direct_part, "ghost": self.ghost}
-        if p * d > places * (p + d) and "weight" in call.params and widened(b) is b:
+        if p * d > places * (p + d) and "weight" in call.params:
             ways = {"in blocks": self.in_blocks, "ghost": self.ghost}  # direct's products, and less is kept
         return dict(reversed(ways.items())) if 2 * places**2 < p * d else ways
 

@@ -62,7 +62,7 @@ class RecurrentKernel(Kernel):
         return grads
 
     def ghost(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> Part:
-        squares = torch.zeros(b.shape[0], dtype=b.dtype, device=b.device)
+        squares = torch.zeros(b.shape[0], dtype=torch.float64, device=b.device)
         for direction, suffix in enumerate(DIRECTIONS[: b.shape[1]]):
             for term in _terms(saved, b, direction):
                 inputs = [a for kind, a in term.inputs.items() if f"weight_{kind}{suffix}" in call.params]

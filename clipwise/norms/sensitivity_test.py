@@ -1,0 +1,173 @@
+"""What one record adds to a clipped sum is at most the bound in floating point too: where its terms cancel, where squares
+underflow, in half precision. All in the parameters' own float32, on records made to break it."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from clipwise.norms import Bookkeeping
+from clipwise.types import LoopMisuse
+
+BOUND = 1.0
+
+
+class Nth:
+    """One way for every layer that has it."""
+
+    def __init__(self, way):
+        self.way = way
+
+    def part(self, call, saved, b):
+        ways = call.kernel.candidates(call, saved, b)
+        return ways.get(self.way, next(iter(ways.values())))(call, saved, b)
+
+
+def clipped_sum(model, tensors, loss, way=None, bound=BOUND):
+    """By a fixed threshold, as the step does it; in float64 from there on."""
+    engine = Bookkeeping(model, dict(model.named_parameters()), loss_reduction="sum", notify=lambda _: None)
+    if way:
+        engine._chooser = Nth(way)
+    engine.install()
+    engine.open(len(tensors[0]))
+    loss(model, *tensors).backward()
+    tape = engine.close()
+    engine.remove()
+
+    def clip(norms, _):
+        return {"all": (bound / norms.clamp_min(bound)) * (1 - tape.slack)}
+
+    sums = tape.weighted_sums(clip)["all"]
+    assert all(s.dtype == torch.float32 for s in sums)
+    return torch.cat([s.double().flatten() for s in sums])
+
+
+def moved(model, others, record, loss, **how):
+    """How far the record moves the sum over the others."""
+    half = len(others[0]) // 2
+    together = tuple(torch.cat([a[:half], b, a[half:]]) for a, b in zip(others, record, strict=True))
+    return float((clipped_sum(model, together, loss, **how) - clipped_sum(model, others, loss, **how)).norm())
+
+
+class Amounts(nn.Module):
+    """Tokens with amounts: terms of both signs meet in one row of the table."""
+
+    def __init__(self, bag=False):
+        super().__init__()
+        self.table = (nn.EmbeddingBag(10, 4, mode="sum") if bag else nn.Embedding(10, 4)).requires_grad_()
+        self.out, self.bag = nn.Linear(4, 1), bag
+
+    def forward(self, tokens, amounts):
+        if self.bag:
+            return self.out(self.table(tokens, per_sample_weights=amounts))
+        return self.out((self.table(tokens) * amounts.unsqueeze(-1)).sum(1))
+
+
+def sse(model, *tensors):
+    *inputs, y = tensors
+    return F.mse_loss(model(*inputs), y, reduction="sum")
+
+
+@pytest.mark.parametrize("amount", [1e6, 1e8, 1e9, 1e10, 1e12, 1e14])
+@pytest.mark.parametrize("bag", [False, True])
+def test_amounts_of_one_token_that_cancel(bag, amount):
+    torch.manual_seed(0)
+    model = Amounts(bag)
+    record = (torch.full((1, 100), 7), amount * torch.randn(1, 50).repeat(1, 2), torch.full((1, 1), 0.3))
+    record[1][:, 50:] *= -1
+    others = (torch.randint(0, 10, (32, 100)), torch.randn(32, 100), torch.randn(32, 1))
+    assert clipped_sum(model, record, sse).norm() <= 1.001 * BOUND
+    assert moved(model, others, record, sse) <= 1.001 * BOUND
+
+
+@pytest.mark.parametrize("amount", [1e6, 1e8, 1e9, 1e10, 1e11])
+@pytest.mark.parametrize("way", ["ghost", "in blocks"])
+def test_places_of_a_linear_layer_that_cancel(way, amount):
+    torch.manual_seed(0)
+    model = nn.Linear(64, 64)
+
+    def loss(model, x, place, y):
+        return ((model(x) * place.unsqueeze(2)).sum((1, 2)) - y).square().sum()
+
+    place = torch.zeros(1, 8)
+    place[0, 0], place[0, 5] = amount, -amount
+    record = (torch.zeros(1, 8, 64), place, torch.ones(1))
+    others = (torch.randn(16, 8, 64), torch.randn(16, 8), torch.randn(16))
+    assert moved(model, others, record, loss, way=way) <= 1.001 * BOUND
+
+
+@pytest.mark.parametrize("amount", [1e6, 1e8, 1e9, 1e10])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_places_of_a_convolution_that_cancel(groups, amount):
+    torch.manual_seed(0)
+    model = nn.Conv1d(16, 16, 3, groups=groups)
+
+    def loss(model, x, place, y):
+        return ((model(x) * place.unsqueeze(1)).sum((1, 2)) - y).square().sum()
+
+    place = torch.zeros(1, 8)
+    place[0, 0], place[0, 5] = amount, -amount
+    record = (torch.ones(1, 16, 10), place, torch.ones(1))
+    others = (torch.randn(16, 16, 10), torch.randn(16, 8), torch.randn(16))
+    for way in ("direct", "recompute", "ghost"):
+        assert moved(model, others, record, loss, way=way) <= 1.001 * BOUND, way
+
+
+@pytest.mark.parametrize("bound", [1e-3, 1e-2, 1.0])
+@pytest.mark.parametrize("places", [1, 5])
+def test_squares_that_underflow(places, bound):
+    """Inputs whose squares are zero in float32, output gradients that make up for it."""
+    model = nn.Linear(784, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    x = torch.full((1, 784), 2.6e-23) if places == 1 else torch.full((1, places, 784), 2.6e-23)
+    y = torch.full((1, 1), 9e18)
+
+    def loss(model, x, y):
+        return F.mse_loss(model(x).flatten(1).sum(1, keepdim=True), y, reduction="sum")
+
+    for way in ("ghost", "direct", "in blocks"):
+        assert clipped_sum(model, (x, y), loss, way=way, bound=bound).norm() <= 1.001 * bound, way
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sums_of_half_precision_models_are_not_rounded(dtype):
+    """Identical records: one more moves the sum by exactly its share, also where bfloat16 counts by fours."""
+    model = nn.Linear(8, 1, bias=False).to(dtype)
+    x, y = torch.full((1001, 8), 3.0, dtype=dtype), torch.full((1001, 1), -9.0, dtype=dtype)
+    assert moved(model, (x[1:], y[1:]), (x[:1], y[:1]), sse) == pytest.approx(BOUND, rel=1e-3)
+
+
+def test_a_mean_in_half_precision_is_refused():
+    """The batch's size would round every row's gradient in another way."""
+    model = nn.Linear(16, 1, bias=False)
+    engine = Bookkeeping(model, dict(model.named_parameters()), loss_reduction="mean")
+    engine.install()
+    engine.open(10)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = model(torch.ones(10, 16))
+    with pytest.raises(LoopMisuse, match="loss_reduction='sum'"):
+        F.mse_loss(out.float(), torch.ones(10, 1)).backward()
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (torch.sqrt, "sqrt"),
+        (torch.log, "log"),
+        (lambda loss: loss.clamp(max=100), "clamp"),
+        (lambda loss: 2 * loss**0.5 + 1, "pow"),
+        (lambda loss: loss * loss, "a product"),
+    ],
+)
+def test_a_function_of_the_whole_loss_is_refused(function, name):
+    model = nn.Linear(4, 1)
+    engine = Bookkeeping(model, dict(model.named_parameters()), loss_reduction="mean")
+    engine.install()
+    engine.open(6)
+    loss = F.mse_loss(model(torch.randn(6, 4)), torch.ones(6, 1))
+    with pytest.raises(LoopMisuse, match=f"backward.. was called on {name}"):
+        function(loss).backward()
+    engine.open(6)  # sums and multiples of losses are fine
+    out = model(torch.randn(6, 4))
+    (0.5 * F.mse_loss(out, torch.ones(6, 1)) + F.l1_loss(out, torch.ones(6, 1)) / 3).backward()
+    engine.close()
