@@ -112,7 +112,9 @@ class TrainConfig(BaseModel):
     @field_validator("seed")
     @classmethod
     def _whole(cls, value: int | None) -> int | None:
-        return value if value is None else validate.count("seed", value, least=0)
+        if value is not None and validate.count("seed", value, least=0) >= 2**63:
+            raise BadArgument(f"seed={value!r} is too large; give a whole number below 2^63")
+        return value
 
     @field_validator("schedule", mode="before")
     @classmethod
@@ -297,7 +299,11 @@ class TrainConfig(BaseModel):
 
 
 def make_config(values: Mapping[str, Any], where: str = "the options") -> TrainConfig:
-    """The checked config; an unknown key is refused with the name that comes closest to it."""
+    """The checked config; an unknown key is refused with the name that comes closest to it. `threshold` is short for a
+    method's option, as on the command line."""
+    if "threshold" in values:
+        values = dict(values)
+        values["method_options"] = {**(values.get("method_options") or {}), "threshold": values.pop("threshold")}
     for key in values:
         if key not in TrainConfig.model_fields:
             close = difflib.get_close_matches(str(key), TrainConfig.model_fields, n=1, cutoff=0.5)

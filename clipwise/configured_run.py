@@ -75,7 +75,8 @@ def train_into(
         return _write(settings, dataset, network, done, test_part, folder)
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
-            error = ClipwiseError("interrupted; the steps that were taken stay charged in the ledger")
+            charged = "; the steps that were taken stay charged in the ledger" if folder.ledger.exists() else ""
+            error = ClipwiseError(f"interrupted{charged}")
         folder.fail(error)
         raise error
 
@@ -197,6 +198,12 @@ def _write(
     folder: RunFolder,
 ) -> tuple[dict[str, Any], Statement]:
     """Weights, statement and result; the result is what `clipwise train --json` prints."""
+    folder.write("model.safetensors", save({k: v.contiguous() for k, v in network.state_dict().items()}))
+    if not all(p.isfinite().all() for p in network.parameters()):
+        folder.write("statement.md", done.statement.to_markdown())
+        raise ClipwiseError(
+            f"the weights are no longer finite after {done.steps} steps, which stay charged; lower --lr (it was {settings.lr:g}) or the threshold"
+        )
     groups = figures_of_run(settings, dataset, network, done, test_part)
     if groups.predicted is not None:
         folder.write("predictions.npz", groups.predicted)
@@ -208,7 +215,6 @@ def _write(
         figures_by_group=groups.said,
         unsafe_diagnostics=settings.unsafe_diagnostics,
     )
-    folder.write("model.safetensors", save({k: v.contiguous() for k, v in network.state_dict().items()}))
     folder.write("statement.md", statement.to_markdown())
     result = finite(
         {

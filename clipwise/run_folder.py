@@ -16,6 +16,7 @@ A folder is never written twice, and each file appears whole or not at all.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -59,7 +60,9 @@ class RunFolder:
     def fail(self, error: BaseException) -> None:
         """After a run that failed: what was spent stays on record; with nothing spent, the name is given back."""
         if self.ledger.exists():
-            self.write_json("result.json", {"error": str(error), "kind": type(error).__name__})
+            failed = {"error": str(error), "kind": type(error).__name__}
+            last = self.ledger.read_bytes().removesuffix(b"\n").rpartition(b"\n")[2]
+            self.write_json("result.json", {**failed, "ledger_head": hashlib.sha256(last).hexdigest()})
             return
         shutil.rmtree(self.path)
 

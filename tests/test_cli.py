@@ -1,9 +1,11 @@
 """The command line: pure JSON on stdout, exit codes, errors with a remedy, and a run folder that repeats its run."""
 
+import hashlib
 import json
 import math
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -287,7 +289,9 @@ def test_a_failed_run_keeps_its_folder_only_if_something_was_spent(monkeypatch):
     assert result.exit_code == 1
     assert strict(result.stdout)["kind"] == "RuntimeError"
     assert "--debug" in strict(result.stdout)["error"]
-    assert json.loads(Path("a/result.json").read_text()) == {"error": "lost", "kind": "RuntimeError"}
+    kept = json.loads(Path("a/result.json").read_text())
+    assert (kept["error"], kept["kind"]) == ("lost", "RuntimeError")
+    assert kept["ledger_head"] == hashlib.sha256(b"{}").hexdigest()
     assert {"ledger.jsonl", "config.toml"} <= set(os.listdir("a"))
 
     def stopped(*_, ledger, **__):
@@ -302,7 +306,55 @@ def test_a_failed_run_keeps_its_folder_only_if_something_was_spent(monkeypatch):
 
     monkeypatch.setattr(clipwise.configured_run, "fit", half_way)
     debugged = run(*QUICK, "--out", "b", "--debug")
-    assert isinstance(debugged.exception, RuntimeError)  # and so Python prints the traceback
+    assert debugged.exit_code == 1
+    assert "Traceback" in debugged.stderr
+    assert run("account", "--delta", 5, "--debug").exit_code == 2  # as without it
+
+
+def test_a_run_that_diverges_keeps_what_it_has_and_says_why():
+    result = run(*QUICK, "--lr", 1e38, "--out", "a")
+    assert result.exit_code == 1
+    assert "no longer finite" in result.stderr
+    assert {"model.safetensors", "statement.md", "ledger.jsonl", "metrics.jsonl"} <= set(os.listdir("a"))
+
+
+def test_no_words_and_json_before_the_command():
+    assert "Usage" in run().stdout
+    numbers = ("account", "--sample-rate", 0.1, "--steps", 3, "--noise-multiplier", 1, "--delta", 1e-5)
+    assert strict(run("--json", *numbers).stdout) == answer(*numbers)
+
+
+def test_absurd_numbers_are_refused():
+    plain = ("account", "--sample-rate", 0.1, "--delta", 1e-5)
+    assert "noise_multiplier=1e+300" in refused(*plain, "--steps", 3, "--noise-multiplier", 1e300)
+    assert "noise_multiplier=1e-300" in refused(*plain, "--steps", 3, "--noise-multiplier", 1e-300)
+    assert "steps=" in refused(*plain, "--steps", 10**20, "--noise-multiplier", 1)
+    assert "seed=" in refused(*QUICK, "--seed", 10**25)
+
+
+def test_a_config_file_may_name_the_threshold():
+    Path("c.toml").write_text("threshold = 0.5\n")
+    assert answer(*QUICK, "--config", "c.toml", "--out", "a")["method"] == "fixed"
+    assert tomllib.loads(Path("a/config.toml").read_text())["method_options"]["threshold"] == 0.5
+
+
+def test_a_ledger_whose_end_was_cut():
+    """Of a finished run the statement names the last line, of one that was stopped the result; else the end is not vouched for."""
+    run(*QUICK, "--out", "a")
+    for name in ("b", "c"):
+        shutil.copytree("a", name)
+    lines = Path("a/ledger.jsonl").read_bytes().splitlines(keepends=True)
+    for name in ("b", "c"):
+        Path(name, "ledger.jsonl").write_bytes(b"".join(lines[:-1]))
+    assert "cut off" in refused("ledger", "b", code=1)
+    assert any("cut off" in problem for problem in answer("report", "b")["problems"])
+    assert answer("ledger", "a")["end_checked"]
+    for name in ("statement.md", "result.json"):
+        Path("c", name).unlink()
+    assert not answer("ledger", "c")["end_checked"]
+    assert "would not show" in run("ledger", "c").stdout
+    Path("c/result.json").write_text(json.dumps({"error": "x", "kind": "y", "ledger_head": "0" * 64}))
+    assert "cut off" in refused("ledger", "c", code=1)
 
 
 @pytest.mark.parametrize(

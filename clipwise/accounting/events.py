@@ -21,6 +21,8 @@ from typing import TypeVar
 from clipwise import validate
 from clipwise.types import BadArgument
 
+LEAST_NOISE, MOST_NOISE, MOST_STEPS = 1e-12, 1e12, 10**15
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -36,9 +38,16 @@ class Event:
             "sample_rate", self.sample_rate, one_allowed=True, remedy="give the chance that a record joins a batch"
         )
         noise = validate.non_negative("noise_multiplier", self.noise_multiplier, "give noise std / joint l2 bound")
+        if noise and not LEAST_NOISE <= noise <= MOST_NOISE:
+            raise BadArgument(
+                f"noise_multiplier={noise!r} is beyond what can be accounted for; give one from {LEAST_NOISE:g} to {MOST_NOISE:g}"
+            )
         object.__setattr__(self, "sample_rate", rate)
         object.__setattr__(self, "noise_multiplier", noise)
-        object.__setattr__(self, "count", validate.count("count", self.count, least=0))
+        count = validate.count("count", self.count, least=0)
+        if count > MOST_STEPS:
+            raise BadArgument(f"steps={count} are beyond what can be accounted for; give at most {MOST_STEPS}")
+        object.__setattr__(self, "count", count)
 
 
 @dataclass(frozen=True, slots=True)

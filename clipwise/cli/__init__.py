@@ -7,7 +7,9 @@ functions, so that `clipwise account` and `clipwise --help` answer at once.
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Sequence
+from itertools import dropwhile, zip_longest
 from typing import Annotated, Any
 
 import typer
@@ -44,12 +46,12 @@ class _Group(TyperGroup):
         words = list(sys.argv[1:] if args is None else args)
         debug, as_json = "--debug" in words, "--json" in words
         # --debug may stand anywhere; it is looked for before the parser, whose own errors it is for as well.
-        words = _with_values([word for word in words if word != "--debug"])
+        words = _with_values(_json_last([word for word in words if word != "--debug"]))
         try:
             sys.exit(super().main(words, *rest, **{**options, "standalone_mode": False}))
         except Exception as error:
             if debug:
-                raise
+                traceback.print_exc()
             code, kind, message = _explain(error)
             if as_json:
                 output.print_json({"error": message, "kind": kind})
@@ -59,11 +61,17 @@ class _Group(TyperGroup):
             sys.exit(code)
 
 
+def _json_last(words: list[str]) -> list[str]:
+    """`clipwise --json account ...` as `clipwise account ... --json`."""
+    rest = list(dropwhile(lambda word: word == "--json", words))
+    return [*rest, "--json"] if rest and not rest[0].startswith("-") and len(rest) < len(words) else words
+
+
 def _with_values(words: list[str]) -> list[str]:
     """An option whose value may be left out, with an empty one: the parser wants a value."""
     alone = [
         word == "--tensorboard" and (after is None or after.startswith("-"))
-        for word, after in zip(words, [*words[1:], None], strict=True)
+        for word, after in zip_longest(words, words[1:])
     ]
     return [f"{word}=" if bare else word for word, bare in zip(words, alone, strict=True)]
 

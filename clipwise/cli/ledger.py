@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from clipwise.accounting.history import History
 
 _BAR = 30  # characters
-_STATED_HEAD = re.compile(r"head ([0-9a-f]{16})\b")
 
 
 def ledger(
@@ -54,7 +54,8 @@ def ledger(
         from clipwise.report.pictures import check_file
 
         check_file("plot", plot)
-    history = read_history(file, head=head or stated)
+    anchor = head or stated
+    history = read_history(file, head=anchor)
     own = history.run.get("delta")
     deltas = delta or ([] if own is None else [float(own)])
     if not deltas:
@@ -67,20 +68,22 @@ def ledger(
 
         plot_curve(plot, curve or history.curve(deltas[0], accountant), deltas[0], target)
     if as_json:
-        output.print_json(_as_dict(file, history, target, budget, curve))
+        output.print_json({**_as_dict(file, history, target, budget, curve), "end_checked": anchor is not None})
     else:
         _print(file, history, target, budget, curve, deltas[0])
+        if anchor is None:
+            typer.echo("No statement or result names its last line: lines cut off the end would not show.")
 
 
 def _ledger_file(run: Path) -> tuple[Path, str | None]:
-    """The ledger, and the line that the folder's statement says it contains."""
+    """The ledger, and the line that the folder's statement, or the result of a run that failed, says it contains."""
     if run.is_dir():
-        statement = run / "statement.md"
-        stated = _STATED_HEAD.search(statement.read_text(encoding="utf-8")) if statement.is_file() else None
+        from clipwise.report.run_record import anchor
+
         file = run / "ledger.jsonl"
         if not file.is_file():
             raise BadArgument(f"run={str(run)!r} holds no ledger.jsonl; name a run folder or a ledger file")
-        return file, stated and stated[1]
+        return file, anchor(run)
     if not run.is_file():
         raise BadArgument(f"run={str(run)!r} does not exist; name a run folder or a ledger file")
     return run, None
@@ -185,10 +188,19 @@ def _print(
             max([value for _, value in curve if math.isfinite(value)] + ([target] if target else []), default=1.0)
             or 1.0
         )
-        rows = [[steps, _figure(value), "█" * round(_BAR * min(1.0, value / top))] for steps, value in curve]
+        block = "█" if _can_print("█") else "#"
+        rows = [[steps, _figure(value), block * round(_BAR * min(1.0, value / top))] for steps, value in curve]
         output.print_table(
             f"epsilon over charged steps, delta {delta:g}", ["steps", "epsilon", "of " + f"{top:.4g}"], rows
         )
+
+
+def _can_print(text: str) -> bool:
+    try:
+        text.encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _figure(epsilon: float) -> str:

@@ -13,9 +13,7 @@ or an error was raised. A gradient that reaches a parameter past the taps is ref
 from __future__ import annotations
 
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping
-from itertools import pairwise
 from types import MethodType
 from typing import Any
 
@@ -24,8 +22,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from clipwise.norms.choice import Chooser
-from clipwise.norms.kernel import PER_EXAMPLE, Call, Direct, Kernel, Part, widened_for
+from clipwise.norms.kernel import PER_EXAMPLE, Call, Direct, Kernel, widened_for
 from clipwise.norms.probe import Probe, probe
+from clipwise.norms.recording import Pass, SpreadNode, TapNode
 from clipwise.norms.reduction import contradicts, not_linear
 from clipwise.norms.refuse import refuse_mixing_layers
 from clipwise.norms.tape import Tape
@@ -35,82 +34,6 @@ from clipwise.types import LoopMisuse, Unsupported
 # A layer and physical batch: beyond it gradients are not stored where there is a choice. glibc takes larger blocks from
 # the system every time anew.
 DIRECT_BYTES = 28 * 2**20
-
-
-class _Tap(torch.autograd.Function):
-    """Identity. Takes a dummy that requires grad, so that it stands in the graph even where nothing upstream does."""
-
-    @staticmethod
-    def forward(ctx: Any, out: Tensor, dummy: Tensor, saved: list[Tensor], receive: Callable) -> Tensor:  # noqa: ARG004
-        ctx.save_for_backward(*saved)  # autograd's own version check then catches an input modified in place
-        ctx.receive = receive
-        ctx.mark_dirty(out)  # lets an in-place activation follow
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, b: Tensor) -> tuple:
-        ctx.receive(ctx.saved_tensors, b)
-        return b if ctx.needs_input_grad[0] else None, None, None, None
-
-
-class _Spread(torch.autograd.Function):
-    """A value without rows, seen from every row (no copy); the backward hands over one gradient a row."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        value: Tensor,
-        dummy: Tensor,  # noqa: ARG004
-        saved: list[Tensor],
-        receive: Callable,
-        shape: torch.Size,
-    ) -> Tensor:
-        ctx.save_for_backward(*saved)
-        ctx.receive, ctx.rows = receive, shape[0]
-        return value.expand(shape)
-
-    @staticmethod
-    def backward(ctx: Any, b: Tensor) -> tuple:
-        ctx.receive(tuple(s.expand(spread_shape(s, ctx.rows)) for s in ctx.saved_tensors), b)
-        return None, None, None, None, None
-
-
-class _Pass:
-    """Everything recorded for one physical batch."""
-
-    def __init__(self, rows: int):
-        self.rows = rows
-        self.uses: defaultdict[int, list[slice | None]] = defaultdict(list)  # parameter id -> pieces used
-        self.parts: list[tuple[Call, Part]] = []
-        self.shared: dict[int, tuple[nn.Parameter, Tensor]] = {}  # per-example gradients, added over several uses
-        self.alone: set[int] = set()  # parameters that `parts` hold, by id
-        self.received = False
-
-    def note(self, call: Call) -> None:
-        for role, p in call.params.items():
-            self.uses[id(p)].append(call.pieces.get(role))
-
-    def is_shared(self, call: Call) -> bool:
-        return any(_overlap(self.uses[id(p)]) for p in call.params.values())
-
-    def measured_apart(self, call: Call) -> bool:
-        """Whether an earlier backward pass has taken the norm of a gradient that this call's would have to be added to."""
-        return self.is_shared(call) and any(id(p) in self.alone for p in call.params.values())
-
-    def add_shared(self, call: Call, grads: Mapping[str, Tensor]) -> None:
-        for role, g in grads.items():
-            p = call.params[role]
-            total = self.shared[id(p)][1] if id(p) in self.shared else g.new_zeros(self.rows, *p.shape)
-            piece = call.pieces.get(role)
-            total[:, slice(None) if piece is None else piece] += g
-            self.shared[id(p)] = (p, total)
-
-
-def _overlap(pieces: list[slice | None]) -> bool:
-    if len(pieces) < 2:
-        return False
-    spans = sorted((0, float("inf")) if s is None else (s.start or 0, s.stop) for s in pieces)
-    return any(first[1] > second[0] for first, second in pairwise(spans))
 
 
 class Bookkeeping:
@@ -139,7 +62,7 @@ class Bookkeeping:
         self._without_spreading = self._units if generic else find_units(model, self._names, spread=False)
         self._originals: dict[int, tuple[nn.Module, Callable, bool]] = {}
         self._dummy = torch.zeros((), requires_grad=True)
-        self._pass: _Pass | None = None
+        self._pass: Pass | None = None
         self._probing: Probe | None = None
         self._probed: set[Hashable] = set()  # layouts of inputs that the units have been settled for
         self._probed_modes: set[bool] = set()  # of model.training
@@ -199,7 +122,7 @@ class Bookkeeping:
 
     def open(self, rows: int) -> None:
         """A physical batch of so many rows begins; what an unfinished one left is dropped."""
-        self._pass = _Pass(rows)
+        self._pass = Pass(rows)
 
     @property
     def received(self) -> bool:
@@ -303,24 +226,26 @@ class Bookkeeping:
             current.note(call)
             if unit.spread:
                 receive = self._receiver(current, call, 0, unit.name)
-                return _Spread.apply(out, self._dummy, kept, receive, spread_shape(out, current.rows))
+                return SpreadNode.apply(out, self._dummy, kept, receive, spread_shape(out, current.rows))
             if out._is_view():
                 # F.linear on three dimensions ends in a view, and autograd writes the gradient of a view that is marked
                 # dirty four times over. This alias is no view; nothing upstream keeps a layer's output.
                 out = torch.ops.aten._unsafe_view(out, out.shape)
             dim = batch_dim if rows_dim is None else rows_dim
-            return _Tap.apply(out, self._dummy, kept, self._receiver(current, call, dim, unit.name))
+            return TapNode.apply(out, self._dummy, kept, self._receiver(current, call, dim, unit.name))
 
         return unit.layer.forward(unit.module, tap, *args, **kwargs)
 
-    def _spread(self, current: _Pass, p: nn.Parameter, shape: torch.Size) -> Tensor | None:
+    def _spread(self, current: Pass, p: nn.Parameter, shape: torch.Size) -> Tensor | None:
         if id(p) not in self._names:
             return None
         call = Call(PER_EXAMPLE, {"parameter": p})
         current.note(call)
-        return _Spread.apply(p.detach(), self._dummy, [], self._receiver(current, call, 0, self._names[id(p)]), shape)
+        return SpreadNode.apply(
+            p.detach(), self._dummy, [], self._receiver(current, call, 0, self._names[id(p)]), shape
+        )
 
-    def _receiver(self, current: _Pass, call: Call, dim: int, name: str) -> Callable:
+    def _receiver(self, current: Pass, call: Call, dim: int, name: str) -> Callable:
         used = False
 
         def distrusted(message: str) -> LoopMisuse:

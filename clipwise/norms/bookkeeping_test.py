@@ -11,12 +11,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from clipwise.norms import Bookkeeping
-from clipwise.norms.bookkeeping import _overlap
 from clipwise.norms.kernel import Call, gram_squared_norms, sum_of_squares
 from clipwise.norms.layers.conv import CONV
 from clipwise.norms.layers.conv_layout import Geometry
 from clipwise.norms.layers.embedding import EMBEDDING, Config
 from clipwise.norms.loop import assert_agrees, per_example_gradients, squared_output
+from clipwise.norms.recording import overlap as overlapping
 from clipwise.norms.tape import Tape
 from clipwise.types import LoopMisuse, Unsupported
 
@@ -411,7 +411,7 @@ def test_a_model_that_sorts_its_rows_is_refused():
     ],
 )
 def test_overlapping_pieces(pieces, overlap):
-    assert _overlap(pieces) is overlap
+    assert overlapping(pieces) is overlap
 
 
 def test_reference_is_the_gradient_of_the_sum():

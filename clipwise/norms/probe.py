@@ -26,7 +26,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from clipwise.norms.influence import Buffers, first_and_last_differ, grown, mixing
 from clipwise.norms.kernel import Kernel
+from clipwise.norms.small_batch import dimensions_of_rows, far, is_float, same, small_batch
 from clipwise.norms.units import SPREADABLE, Unit, signature, spread_shape, swapped, tensor_shapes
 from clipwise.types import Unsupported
 
@@ -36,7 +38,6 @@ COINCIDENCE = (
     "another seed if you gave one, or another max_physical_batch. Nothing was released"
 )
 _OF_VALUES = (ValueError, IndexError, RuntimeError, AssertionError)
-_LARGE = 1e4  # larger numbers could overflow, and say more of a record than of the model
 OUTSIDE = "a parameter is used outside its layer's forward"
 
 
@@ -67,7 +68,7 @@ class Probe:
             leaves, spec = tree_flatten(out)
             places = [i for i, x in enumerate(leaves) if isinstance(x, Tensor)]
             for output, i in enumerate(places):
-                if _is_float(leaves[i]):
+                if is_float(leaves[i]):
                     leaves[i] = self._watch(leaves[i], unit, output=output)
             out = tree_unflatten(leaves, spec)
         self.shapes[unit.name].append((given, tensor_shapes(out)))
@@ -145,14 +146,14 @@ def probe(
     devices = {p.device for p in parameters if p.is_cuda}
 
     def settle(cuts: list[int | None]) -> tuple[list[Unit], list[str]]:
-        batches = {n: _small_batch(args, kwargs, cuts, n) for n in (2, 3)}
-        changed = [_small_batch(args, kwargs, cuts, 3, second=other) for other in (_same, _far)]
+        batches = {n: small_batch(args, kwargs, cuts, n) for n in (2, 3)}
+        changed = [small_batch(args, kwargs, cuts, 3, second=other) for other in (same, far)]
         with torch.random.fork_rng(devices=list(devices)), torch.enable_grad(), _unsettled(model, parameters):
             with suppress(Exception):  # what is wrong may be the spreading: without it the truth comes out
                 return _settle(model, units, parameters, batches, changed, attempt, may_spread=True)
             return _settle(model, without_spreading, parameters, batches, changed, attempt, may_spread=False)
 
-    possible = _dimensions_of_rows(args, kwargs, rows)
+    possible = dimensions_of_rows(args, kwargs, rows)
     cuts = [dims[0] if dims else None for dims in possible]
     square = rows > 1 and any(len(dims) == 2 for dims in possible)
     try:
@@ -242,12 +243,15 @@ def _look(
         if called and any(id(p) in trainable - looks[2].tapped for p in unit.parameters()):
             raise _Promote(unit, "its rule leaves a parameter out")
     _refuse_mixing(settled, parameters, looks[3], outs)
-    kept = _Buffers(model)
+    kept = Buffers(model)
     args, kwargs = batches[3]
-    kept.after(partial(attempt, units, Probe(3), *args, **kwargs))
-    for args, kwargs in changed:
+    again = kept.after(partial(attempt, units, Probe(3), *args, **kwargs))
+    random = first_and_last_differ(outs[3], again, outs[2])  # by a generator that torch's seed does not reach
+    for args, kwargs in [] if random else changed:
         with suppress(*_OF_VALUES):  # a model may not like all values
-            _refuse_influence(outs[3], kept.after(partial(attempt, units, Probe(3), *args, **kwargs)), outs[2])
+            other = kept.after(partial(attempt, units, Probe(3), *args, **kwargs))
+            if first_and_last_differ(outs[3], other, outs[2]):
+                raise mixing("the output for one row changes with the values of another")
     kept.refuse_differences()
     if any(u.spread or u.own for u in settled):
         plain = [replace(u, spread=False, own=()) for u in settled]
@@ -257,43 +261,10 @@ def _look(
     return settled
 
 
-class _Buffers:
-    """What a forward pass leaves in the model's buffers: it must not depend on the records, or it would stand in
-    state_dict() without noise."""
-
-    def __init__(self, model: nn.Module):
-        self._model = model
-        self._start = {name: b.clone() for name, b in model.named_buffers()}
-        self._left: list[dict[str, Tensor]] = []
-
-    def after(self, run: Callable[[], Any]) -> Any:
-        with torch.no_grad():
-            for name, b in self._model.named_buffers():
-                if name in self._start:
-                    b.copy_(self._start[name])
-        torch.manual_seed(3)
-        out = run()
-        self._left.append({name: b.clone() for name, b in self._model.named_buffers()})
-        return out
-
-    def refuse_differences(self) -> None:
-        first, *others = self._left
-        for name, value in first.items():
-            if any(name in other and not _alike(value, other[name]) for other in others):
-                raise Unsupported(
-                    f"the forward pass writes values of the records into the buffer {name!r} (a running statistic?): it would be saved "
-                    "with the model, without noise. Keep it fixed while training, or leave it out"
-                )
-
-
-def _alike(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=1e-4, atol=1e-7, equal_nan=True)
-
-
 def _refuse_difference(out: Any, plain: Any) -> None:
     leaves, plain_leaves = tree_flatten(out)[0], tree_flatten(plain)[0]
     for a, b in zip(leaves, plain_leaves, strict=True):
-        if _is_float(a):
+        if is_float(a):
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4 * float(b.detach().abs().max()), equal_nan=True)
 
 
@@ -303,8 +274,8 @@ def _settled(unit: Unit, two: list, three: list, signatures: list) -> Unit:
         raise _Promote(unit, "it is called more often for larger batches")
     kinds = {
         (
-            tuple(_grown(a, b) for a, b in zip(args2, args3, strict=True)),
-            tuple(_grown(a, b) for a, b in zip(outs2, outs3, strict=True)),
+            tuple(grown(a, b) for a, b in zip(args2, args3, strict=True)),
+            tuple(grown(a, b) for a, b in zip(outs2, outs3, strict=True)),
         )
         for (args2, outs2), (args3, outs3) in zip(two, three, strict=True)
         if len(args2) == len(args3) and len(outs2) == len(outs3)
@@ -327,22 +298,12 @@ def _settled(unit: Unit, two: list, three: list, signatures: list) -> Unit:
     return replace(unit, arg_dims=list(args), out_dims=list(outs), signature=signatures[0])
 
 
-def _grown(two: torch.Size, three: torch.Size) -> int | None:
-    """The dimension that grew from 2 to 3; None if none did; -1 if it is not that simple."""
-    if len(two) != len(three):
-        return -1
-    changed = [i for i, (a, b) in enumerate(zip(two, three, strict=True)) if a != b]
-    if not changed:
-        return None
-    return changed[0] if len(changed) == 1 and (two[changed[0]], three[changed[0]]) == (2, 3) else -1
-
-
 def _refuse_mixing(units: list[Unit], parameters: list[nn.Parameter], look: Probe, outs: dict[int, Any]) -> None:
     """Send a gradient back from one example's output, for each in turn: it must reach this example's rows only."""
     outputs: list[tuple[Tensor, int]] = []
     for two, three in zip(tree_flatten(outs[2])[0], tree_flatten(outs[3])[0], strict=True):
-        if _is_float(three) and three.requires_grad:
-            dim = _grown(two.shape, three.shape)
+        if is_float(three) and three.requires_grad:
+            dim = grown(two.shape, three.shape)
             if dim is None or dim < 0:
                 raise Unsupported(
                     f"the model's output has shape {tuple(two.shape)} for 2 rows and {tuple(three.shape)} for 3: no dimension is the "
@@ -374,29 +335,10 @@ def _refuse_mixing(units: list[Unit], parameters: list[nn.Parameter], look: Prob
             at = dim if dim is not None else (dims[output] if dims else by_name[name].batch_dim)
             b = b.nan_to_num(0.0)  # 0 * inf, of a record that is not finite
             if at is not None and b.count_nonzero() > b.select(at, row).count_nonzero():
-                raise _mixing(f"the output for one row depends on what other rows do at {name or 'its root'!r}")
+                raise mixing(f"the output for one row depends on what other rows do at {name or 'its root'!r}")
     for unit in units:
         if any(id(p) in stray for p in unit.parameters()):
             raise _Promote(unit, OUTSIDE)
-
-
-def _refuse_influence(out: Any, other: Any, small: Any) -> None:
-    """`other` is the output for the same rows but for the second; `small` that for two rows. This sees what is mixed
-    inside a unit that runs generically, where no gradient is watched."""
-    for x, y, two in zip(*(tree_flatten(tree)[0] for tree in (out, other, small)), strict=True):
-        dim = _grown(two.shape, x.shape) if _is_float(x) else None
-        if dim is None or dim < 0:
-            continue
-        x, y = (t.detach().index_select(dim, torch.tensor([0, 2], device=t.device)) for t in (x, y))
-        if not torch.allclose(x, y, rtol=1e-3, atol=1e-4 * float(x.abs().max().nan_to_num(0)), equal_nan=True):
-            raise _mixing("the output for one row changes with the values of another")
-
-
-def _mixing(how: str) -> Unsupported:
-    return Unsupported(
-        f"the model mixes examples: {how}. No example's influence can then be bounded. Replace what mixes or reorders them (batch "
-        "statistics, batch-wise attention, sorting by length); clipwise.fix(model) replaces BatchNorm"
-    )
 
 
 def _promoted(model: nn.Module, units: list[Unit], problem: _Promote) -> list[Unit]:
@@ -411,12 +353,6 @@ def _promoted(model: nn.Module, units: list[Unit], problem: _Promote) -> list[Un
     inside = f"{name}." if name else ""
     kept = [u for u in units if u.name != name and not u.name.startswith(inside)] if name else []
     return [*kept, Unit(name, model.get_submodule(name), None)]
-
-
-def _dimensions_of_rows(args: tuple, kwargs: dict, rows: int) -> list[list[int]]:
-    """For each argument, which of its first two dimensions are as long as the batch."""
-    leaves = tree_flatten((args, kwargs))[0]
-    return [[d for d in range(min(2, x.dim())) if x.shape[d] == rows] if isinstance(x, Tensor) else [] for x in leaves]
 
 
 def _with_an_argument_left_whole(settle: Callable[[list[int | None]], Any], cuts: list, problem: Exception) -> Any:
@@ -436,45 +372,3 @@ def _refuse_a_coincidence(settle: Callable[[list[int | None]], Any], possible: l
     except Exception:
         return  # no sense: the first dimension is the batch
     raise Unsupported(f"the model would take either of the first two dimensions for the batch. {COINCIDENCE}")
-
-
-def _same(first: Tensor, second: Tensor) -> Tensor:  # noqa: ARG001
-    return first
-
-
-def _far(first: Tensor, second: Tensor) -> Tensor:
-    """Below and beyond all else, so that a largest, a smallest or a mean would show it."""
-    return -3 * (first.abs() + second.abs()) - 1 if _is_float(first) else first
-
-
-def _small_batch(
-    args: tuple,
-    kwargs: dict,
-    cuts: list[int | None],
-    n: int,
-    *,
-    second: Callable[[Tensor, Tensor], Tensor] = lambda _, own: own,
-) -> tuple[tuple, dict]:
-    """The call's arguments cut or stretched to n rows, each in its dimension (None: left whole). Values are made finite;
-    the first two rows differ where they can, unless `second(first, second)` makes another second."""
-    leaves, spec = tree_flatten((args, kwargs))
-
-    def resize(x: Any, dim: int | None) -> Any:
-        if dim is None:
-            return x
-        first = _tame(x.detach().narrow(dim, 0, 1))
-        other = (
-            _tame(x.detach().narrow(dim, 1, 1)) if x.shape[dim] > 1 else first.flip(-1) if first.dim() > 1 else first
-        )
-        # Rows a, b, a: no sorting of them by anything in which a and b differ leaves all three in place.
-        return torch.cat([first, second(first, other), first][:n], dim)
-
-    return tree_unflatten([resize(x, dim) for x, dim in zip(leaves, cuts, strict=True)], spec)
-
-
-def _tame(x: Tensor) -> Tensor:
-    return x.nan_to_num(0.0, 1.0, -1.0).clamp(-_LARGE, _LARGE) if _is_float(x) else x
-
-
-def _is_float(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.is_floating_point()

@@ -1,5 +1,7 @@
 """The first look at a model: what it tells apart, and what it refuses."""
 
+import random
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -357,3 +359,12 @@ def test_a_model_is_looked_at_again_in_its_other_mode():
     model.train()
     with pytest.raises(Unsupported, match="mixes examples"):
         recorded(engine, model, torch.randn(6, 4))
+
+
+def test_a_model_that_is_random_by_itself_is_not_taken_for_one_that_mixes():
+    class Jitters(Net):
+        def forward(self, x):
+            return self.c(self.a(x * (1 + random.random())).mean(1))
+
+    model = Jitters()
+    recorded(installed(model), model, torch.randn(5, 4, 7))

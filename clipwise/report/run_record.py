@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from clipwise.accounting import ACCOUNTANTS
+from clipwise.accounting.history import read_history
 from clipwise.accounting.ledger import Ledger, LedgerError
 from clipwise.report.figures import number, wilson
 from clipwise.report.search import SearchRecord
+from clipwise.report.statement import stated_head
 from clipwise.types import BadArgument
 
 FILES = (
@@ -144,6 +146,12 @@ def _search(path: Path, result: Mapping[str, Any]) -> SearchRecord | None:
     )
 
 
+def anchor(run: Path) -> str | None:
+    """The line of the ledger that the run's statement, or the result of a run that failed, says it contains."""
+    result = _object(run / "result.json", _text(run / "result.json") or "{}", "the file")
+    return stated_head(_text(run / "statement.md")) or result.get("ledger_head")
+
+
 def _charged(
     path: Path, config: Mapping[str, Any], result: Mapping[str, Any], problems: list[str]
 ) -> tuple[int, float | None] | None:
@@ -154,6 +162,7 @@ def _charged(
         return None
     try:
         ledger = Ledger.read(path)
+        read_history(path, head=anchor(path.parent))
     except (LedgerError, OSError) as error:
         problems.append(f"The ledger does not pass its check: {error}")
         return None

@@ -6,8 +6,11 @@ It is made from the plan and the ledger, never from what was measured.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import asdict, dataclass, fields
 from typing import Any
+
+_HEAD = re.compile(r"head ([0-9a-f]{16})\b")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +148,12 @@ class Statement:
         if not self.sound and self.private:
             limits.insert(0, "**The clipping method has no valid guarantee.** Epsilon is reported as infinite.")
         return limits
+
+
+def stated_head(statement: str | None) -> str | None:
+    """The line of the ledger (the beginning of its SHA-256) that a statement was made after."""
+    found = _HEAD.search(statement or "")
+    return found and found[1]
 
 
 def _infinite(value: Any) -> bool:
