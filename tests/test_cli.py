@@ -311,8 +311,16 @@ def test_a_failed_run_keeps_its_folder_only_if_something_was_spent(monkeypatch):
     assert run("account", "--delta", 5, "--debug").exit_code == 2  # as without it
 
 
-def test_a_run_that_diverges_keeps_what_it_has_and_says_why():
-    result = run(*QUICK, "--lr", 1e38, "--out", "a")
+def test_a_run_that_diverges_keeps_what_it_has_and_says_why(monkeypatch):
+    plain = clipwise.configured_run.fit
+
+    def diverges(model, *args, **options):
+        done = plain(model, *args, **options)
+        next(model.parameters()).data.fill_(math.inf)
+        return done
+
+    monkeypatch.setattr(clipwise.configured_run, "fit", diverges)
+    result = run(*QUICK, "--out", "a")
     assert result.exit_code == 1
     assert "no longer finite" in result.stderr
     assert {"model.safetensors", "statement.md", "ledger.jsonl", "metrics.jsonl"} <= set(os.listdir("a"))

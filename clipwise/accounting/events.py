@@ -24,6 +24,13 @@ from clipwise.types import BadArgument
 LEAST_NOISE, MOST_NOISE, MOST_STEPS = 1e-12, 1e12, 10**15
 
 
+def accountable_steps(name: str, value: object, least: int = 0) -> int:
+    count = validate.count(name, value, least=least)
+    if count > MOST_STEPS:
+        raise BadArgument(f"{name}={count} is beyond what can be accounted for; give at most {MOST_STEPS}")
+    return count
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """`count` subsampled Gaussian releases; the classes below say how the sample is drawn."""
@@ -44,10 +51,7 @@ class Event:
             )
         object.__setattr__(self, "sample_rate", rate)
         object.__setattr__(self, "noise_multiplier", noise)
-        count = validate.count("count", self.count, least=0)
-        if count > MOST_STEPS:
-            raise BadArgument(f"steps={count} are beyond what can be accounted for; give at most {MOST_STEPS}")
-        object.__setattr__(self, "count", count)
+        object.__setattr__(self, "count", accountable_steps("count", self.count))
 
 
 @dataclass(frozen=True, slots=True)

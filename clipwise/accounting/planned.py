@@ -26,7 +26,7 @@ import numpy as np
 from clipwise import validate
 from clipwise.accounting.calibrate import calibrate_shape
 from clipwise.accounting.coarsen import MOST_LEVELS, scheduled
-from clipwise.accounting.events import Event, FixedSizeEvent, StepEvent
+from clipwise.accounting.events import Event, FixedSizeEvent, StepEvent, accountable_steps
 from clipwise.schedules import Schedule
 
 NEIGHBOURS = {
@@ -59,7 +59,7 @@ class PlannedRun:
 
     def __post_init__(self) -> None:
         StepEvent(self.sample_rate, 1.0)  # checks the rate
-        validate.count("steps", self.steps)
+        accountable_steps("steps", self.steps, least=1)
         validate.choice("sampling", self.sampling, SAMPLING)
 
     @property
