@@ -92,7 +92,7 @@ def test_places_of_a_linear_layer_that_cancel(way, amount):
     place = torch.zeros(1, 8)
     place[0, 0], place[0, 5] = amount, -amount
     record = (torch.zeros(1, 8, 64), place, torch.ones(1))
-    others = (torch.randn(16, 8, 64), torch.randn(16, 8), torch.randn(16))
+    others = (torch.zeros(16, 8, 64), torch.ones(16, 8), torch.randn(16))
     assert moved(model, others, record, loss, way=way) <= 1.001 * BOUND
 
 
