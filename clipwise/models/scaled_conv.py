@@ -8,8 +8,7 @@ gradient of w' (an ordinary convolution's), the gradients of the parameters are 
     grad gain_o = scale <g'_o, h_o>
     grad w_o    = gain_o scale / sqrt(var_o + eps) * (g'_o - mean g'_o - h_o <g'_o, h_o> / n)
 
-So norms take the images of the records' gradients, formed a few records at a time, and the weighted sum is the image of the
-convolution's own weighted sum: one image, not one a record.
+So norms and sums take the images of the records' gradients, which are formed a few records at a time where they are many.
 
 References: Brock, De and Smith, "Characterizing signal propagation to close the performance gap in unnormalized ResNets"
 (2021); names and constants as in timm, so that its checkpoints fit.
@@ -17,19 +16,18 @@ References: Brock, De and Smith, "Characterizing signal propagation to close the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.grad import conv2d_weight
 
 from clipwise.models.padding import same_padded
-from clipwise.norms.kernel import Call, Ghost, Kernel, Part, Way, against_cancellation, scale_rows, sum_of_squares
+from clipwise.norms.blocks import Unformed
+from clipwise.norms.kernel import Call, Kernel, Part, Way
 from clipwise.norms.layers import Tap, layer
-from clipwise.norms.layers.conv import CONV, Geometry, reach_squared
-
-BUFFER_NUMBERS = 2**22  # of gradients formed at a time
+from clipwise.norms.layers.conv import CONV, Geometry
 
 
 class ScaledStdConv2d(nn.Conv2d):
@@ -99,6 +97,8 @@ class _Config(NamedTuple):
 class ScaledStdConvKernel(Kernel):
     """saved: the padded input; then h, factor and deviation, the same for all rows (expanded, not copied)."""
 
+    spares = frozenset({"in blocks"})
+
     def _look(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> tuple[Tensor, Tensor, Standardised, Geometry]:
         config = cast(_Config, call.config)
         h, factor, deviation = (s[0] for s in saved[1:])
@@ -113,31 +113,18 @@ class ScaledStdConvKernel(Kernel):
         return grads
 
     def candidates(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> dict[str, Way]:  # noqa: ARG002
-        return {"direct": self.direct_part, "recompute": self.recompute}
+        return {"direct": self.direct_part, "in blocks": self.in_blocks}
 
-    def recompute(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> Part:
-        """The records' gradients are formed for their norms alone, a few at a time, and thrown away."""
-        x, b, found, geometry = self._look(call, saved, b)
-        roles = tuple(call.params)
-        step = max(1, BUFFER_NUMBERS // found.h.numel())
-        squares = [
-            sum_of_squares(*self.direct(call, tuple(s[i : i + step] for s in saved), b[i : i + step]).values())
-            for i in range(0, b.shape[0], step)
-        ]
+    def in_blocks(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> Part:
+        roles, (x, *same_for_all) = tuple(call.params), saved
 
-        # `images` makes a gradient longer by no more than this; the sum is taken before it.
-        longer = float((found.factor / found.deviation).abs().max()) ** 2 + (found.scale * found.h[0].numel()) ** 2
-        guard = against_cancellation(longer * reach_squared(x, b, geometry), b.dtype)
-        bias = b.flatten(2).sum(2)  # as measured, so summed
+        def form(room: Sequence[Tensor], x: Tensor, b: Tensor) -> None:
+            grads = self.direct(call, (x, *same_for_all), b)
+            for into, role in zip(room, roles, strict=True):
+                into.copy_(grads[role])
 
-        def finish(weights: Tensor, x: Tensor, b: Tensor, bias: Tensor) -> dict[str, Tensor]:
-            sums = {"bias": weights.to(bias.dtype) @ bias} if "bias" in roles else {}
-            if set(roles) - {"bias"}:
-                g = conv2d_weight(x, found.h.shape, scale_rows(b, weights), *geometry[1:5])
-                sums |= found.images(g, roles)
-            return sums
-
-        return Ghost(torch.cat(squares) + guard, (x, b, bias), finish)
+        shapes = [call.params[role].shape for role in roles]
+        return Unformed((x, b), shapes, form, lambda totals: dict(zip(roles, totals, strict=True)))
 
 
 SCALED_STD_CONV = ScaledStdConvKernel()

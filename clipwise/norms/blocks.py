@@ -10,7 +10,7 @@ given, before it forms the next.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
 import torch
@@ -19,19 +19,30 @@ from torch import Tensor
 from clipwise.norms.kernel import Part, sum_of_squares, without_rows
 
 BLOCK_BYTES = 24 * 2**20  # of the gradients of one block, all layers together; but one row at least
-_SHARE = 1 / 8  # of it, for a layer that is formed by itself: what it gets among others, about
+_SHARE = 1 / 6  # of it, for a layer that is formed by itself: what it gets among others, about
+
+Form = Callable[..., object]
+Finish = Callable[[Sequence[Tensor]], dict[str, Tensor]]
 
 
 class Unformed:
-    """g_i = b_i^T a_i for a parameter of shape (d, p), from a (rows, T, p) and b (rows, T, d), of float32 at least: the
-    blocks' sums are added in that type. `others` is the part of the call's other parameters."""
+    """The tensors, rows first and of float32 at least (the blocks' sums are added in that type), that gradients come from:
+    `form(room, *tensors of some rows)` writes the gradients into `room`, a list of (rows, *shape) for the `shapes`;
+    `finish` makes role -> sum of their sums. `others` is the part of the call's other parameters."""
 
-    def __init__(self, role: str, a: Tensor, b: Tensor, others: Part | None):
-        self.role, self.a, self.b, self.others = role, a, b, others
+    def __init__(
+        self,
+        tensors: tuple[Tensor, ...],
+        shapes: Sequence[Sequence[int]],
+        form: Form,
+        finish: Finish,
+        others: Part | None = None,
+    ):
+        self.tensors, self.shapes, self.form, self.finish, self.others = tensors, shapes, form, finish, others
 
     @property
-    def shape(self) -> tuple[int, int]:
-        return self.b.shape[2], self.a.shape[2]
+    def rows(self) -> int:
+        return len(self.tensors[0])
 
     @cached_property
     def squared_norms(self) -> Tensor:
@@ -40,17 +51,17 @@ class Unformed:
         return squares if self.others is None else squares + self.others.squared_norms.to(squares)
 
     def drop_rows(self, bad: Tensor) -> None:
-        self.a, self.b = without_rows(self.a, bad), without_rows(self.b, bad)
+        self.tensors = tuple(without_rows(t, bad) for t in self.tensors)
         if self.others is not None:
             self.others.drop_rows(bad)
 
     def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
         blocks = Blocks([self], _SHARE)
-        [total] = sums = blocks.room_for_sums()
+        [totals] = sums = blocks.room_for_sums()
         for rows in blocks:
             blocks.form(rows)
             blocks.add_to(sums, weights[rows])
-        return {self.role: total, **({} if self.others is None else self.others.weighted_sum(weights))}
+        return self.finish(totals) | ({} if self.others is None else self.others.weighted_sum(weights))
 
 
 class Blocks:
@@ -58,34 +69,46 @@ class Blocks:
 
     def __init__(self, parts: Sequence[Unformed], share: float = 1):
         self._parts = parts
-        self._rows = len(parts[0].b)
-        bytes_of_a_row = sum(p.b.element_size() * math.prod(p.shape) for p in parts)
-        most = max(1, int(share * BLOCK_BYTES) // max(1, bytes_of_a_row))
-        blocks = max(1, math.ceil(self._rows / most))
-        self._size = max(1, math.ceil(self._rows / blocks))  # all alike: a small last one would leave cores idle
-        self._room = [p.b.new_empty(self._size, *p.shape) for p in parts]
+        self._rows = parts[0].rows
+        bytes_of_a_row = sum(p.tensors[0].element_size() * sum(map(math.prod, p.shapes)) for p in parts)
+        self._size = _block_size(self._rows, max(1, int(share * BLOCK_BYTES) // max(1, bytes_of_a_row)))
+        self._room = [[p.tensors[0].new_empty(self._size, *shape) for shape in p.shapes] for p in parts]
         self._formed = slice(0, 0)
 
     def __iter__(self) -> Iterator[slice]:
         for start in range(0, max(1, self._rows), self._size):
             yield slice(start, min(start + self._size, self._rows))
 
-    def room_for_sums(self) -> list[Tensor]:
-        return [p.b.new_zeros(p.shape) for p in self._parts]
+    def room_for_sums(self) -> list[list[Tensor]]:
+        return [[p.tensors[0].new_zeros(shape) for shape in p.shapes] for p in self._parts]
 
     def form(self, rows: slice) -> Tensor:
         """The squared norms of the gradients of these rows over all parts; the gradients take the place of the last."""
         self._formed = slice(0, rows.stop - rows.start)
-        squares = self._parts[0].b.new_zeros(self._formed.stop, dtype=torch.float64)
-        for part, room in zip(self._parts, self._room, strict=True):
-            formed = torch.bmm(part.b[rows].mT, part.a[rows], out=room[self._formed])
-            squares += sum_of_squares(formed).to(squares)
+        squares = self._parts[0].tensors[0].new_zeros(self._formed.stop, dtype=torch.float64)
+        for part, formed in zip(self._parts, self._all_formed(), strict=True):
+            part.form(formed, *(t[rows] for t in part.tensors))
+            squares += sum_of_squares(*formed).to(squares)
         return squares
 
     def drop(self, bad: Tensor) -> None:
-        for room in self._room:
-            room[self._formed].masked_fill_(bad.view(-1, 1, 1).to(room.device), 0)
+        for formed in self._all_formed():
+            for g in formed:
+                g.masked_fill_(bad.view(-1, *[1] * (g.dim() - 1)).to(g.device), 0)
 
-    def add_to(self, sums: Sequence[Tensor], weights: Tensor) -> None:
-        for total, room in zip(sums, self._room, strict=True):
-            total.view(1, -1).addmm_(weights.to(room)[None], room[self._formed].flatten(1))
+    def add_to(self, sums: Sequence[Sequence[Tensor]], weights: Tensor) -> None:
+        for totals, formed in zip(sums, self._all_formed(), strict=True):
+            for total, g in zip(totals, formed, strict=True):
+                total.view(1, -1).addmm_(weights.to(g)[None], g.flatten(1))
+
+    def _all_formed(self) -> Iterator[list[Tensor]]:
+        for room in self._room:
+            yield [g[self._formed] for g in room]
+
+
+def _block_size(rows: int, most: int) -> int:
+    """All blocks alike, and a multiple of the threads, or some of these would wait: they take a row each."""
+    if rows <= most:
+        return max(1, rows)
+    size, threads = math.ceil(rows / math.ceil(rows / most)), torch.get_num_threads()
+    return size if size < threads else min(math.ceil(size / threads), most // threads) * threads

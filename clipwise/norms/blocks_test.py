@@ -7,8 +7,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from clipwise.models.scaled_conv import ScaledStdConv2d
 from clipwise.norms import Bookkeeping, blocks
 from clipwise.norms.choice import Chooser
+from clipwise.norms.layers import conv
 from clipwise.norms.loop import per_example_gradients, squared_output, sums_and_norms
 
 
@@ -119,9 +121,82 @@ def test_memory_is_that_of_a_block():
     [part] = in_blocks(tape)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocks, "BLOCK_BYTES", 7 * 64 * 64 * 4)
+        patch.setattr(torch, "get_num_threads", lambda: 8)
         made = blocks.Blocks([part])
     assert [len(range(50)[rows]) for rows in made] == [7] * 7 + [1]
-    assert sum(room.nbytes for room in made._room) == 7 * 64 * 64 * 4
+    assert sum(g.nbytes for room in made._room for g in room) == 7 * 64 * 64 * 4
+
+
+@pytest.mark.parametrize(
+    ("rows", "most", "threads", "size"),
+    [
+        (32, 4, 2, 4),
+        (32, 3, 2, 2),
+        (50, 7, 2, 6),
+        (9, 9, 2, 9),
+        (9, 20, 4, 9),
+        (64, 10, 4, 8),
+        (5, 1, 2, 1),
+        (0, 3, 2, 1),
+    ],
+)
+def test_no_thread_waits_for_another(monkeypatch, rows, most, threads, size):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert blocks._block_size(rows, most) == size
+
+
+class Images(nn.Module):
+    """Convolutions and linear layers that are formed in the same blocks."""
+
+    def __init__(self, conv):
+        super().__init__()
+        self.conv = conv
+        self.linear = nn.Linear(4, 40)
+
+    def forward(self, x):
+        return self.linear(self.conv(x).tanh().flatten(2).mT[:, :3])  # few places, or it would not be in blocks
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    kind=st.sampled_from(["strips", "patches", "groups", "standardised"]),
+    rows=st.integers(1, 7),
+    at_once=st.integers(0, 8),
+    bad=st.sets(st.integers(0, 6), max_size=2),
+)
+def test_blocks_of_convolutions(kind, rows, at_once, bad):
+    assume(rows != 3)
+    torch.manual_seed(rows)
+    layer = {
+        "strips": lambda: nn.Conv2d(2, 4, 3, padding=1),
+        "patches": lambda: nn.Conv2d(2, 4, 3, stride=2, bias=False),
+        "groups": lambda: nn.Conv2d(2, 4, 3, groups=2),
+        "standardised": lambda: ScaledStdConv2d(2, 4, 3),
+    }[kind]()
+    model = Images(layer).double()
+    x = torch.randn(rows, 2, 5, 5, dtype=torch.float64)
+    truth = per_example_gradients(model, (x,), squared_output)
+    is_bad = torch.tensor([i in bad for i in range(rows)])
+    given_x = x.clone()
+    given_x[is_bad] = torch.nan
+    weights = torch.linspace(0.1, 1.7, rows, dtype=torch.float64)
+    want = torch.stack([g.flatten(1).square().sum(1) for g in truth.values()]).sum(0).sqrt()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "BLOCK_BYTES", at_once * 8 * sum(p.numel() for p in model.parameters()))
+        patch.setattr(conv, "LONG_STRIP", 0 if kind == "strips" else 10**9)
+        patch.setattr(conv, "MANY_PLACES", 0)
+        tape = taped(model, given_x)
+        assert len(in_blocks(tape)) == 2
+        got, norms = sums_and_norms(tape, weights)
+        again = taped(model, given_x)
+        torch.testing.assert_close(again.norms, norms, rtol=1e-9, atol=1e-9, equal_nan=True)
+        apart = again.weighted_sum(weights)
+    assert torch.equal(norms.isfinite(), ~is_bad)
+    torch.testing.assert_close(norms[~is_bad], want[~is_bad], rtol=1e-9, atol=1e-9)
+    for each in (got, apart):
+        for value, g in zip(each, truth.values(), strict=True):
+            clean = torch.einsum("r,r...->...", weights[~is_bad], g[~is_bad])
+            torch.testing.assert_close(value, clean, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(("places", "some"), [(2, 1), (40, 0)])

@@ -100,7 +100,7 @@ class Kernel:
     `direct` is required: it serves parameters that are used more than once (tied weights, a module called twice), whose
     per-example gradients must be added before the norm is taken. `candidates` may offer faster ways; the engine times
     them once for each shape and keeps the best, or takes the *first* where the choice must not depend on a clock. Those
-    named in `spares` do what direct does and more, to store less: they are for the rows that direct may not store.
+    named in `spares` do what direct does and store less: they take its place where it may not store all rows.
     """
 
     spares: frozenset[str] = frozenset()

@@ -109,7 +109,7 @@ def test_places_of_a_convolution_that_cancel(groups, amount):
     place[0, 0], place[0, 5] = amount, -amount
     record = (torch.ones(1, 16, 10), place, torch.ones(1))
     others = (torch.randn(16, 16, 10), torch.randn(16, 8), torch.randn(16))
-    for way in ("direct", "recompute", "ghost"):
+    for way in ("direct", "in blocks", "ghost"):
         assert moved(model, others, record, loss, way=way) <= 1.001 * BOUND, way
 
 

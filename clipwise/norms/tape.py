@@ -85,7 +85,7 @@ class Tape:
         """By name, the weights of all rows as they are to be used, and the sums of what was unformed."""
         blocks, squares = Blocks([part for _, part in unformed]), self._squares()
         usable: defaultdict[str, list[Tensor]] = defaultdict(list)
-        sums: defaultdict[str, list[Tensor]] = defaultdict(blocks.room_for_sums)
+        sums: defaultdict[str, list[list[Tensor]]] = defaultdict(blocks.room_for_sums)
         for rows in blocks:
             norms = squares[rows].add_(blocks.form(rows)).sqrt() * self._scale
             bad = ~norms.isfinite()
@@ -96,8 +96,8 @@ class Tape:
                 blocks.add_to(sums[name], usable[name][-1])
         self._drop(~squares.isfinite())
         return {name: torch.cat(each) for name, each in usable.items()}, {
-            name: [(call, {part.role: total}) for (call, part), total in zip(unformed, totals, strict=True)]
-            for name, totals in sums.items()
+            name: [(call, part.finish(totals)) for (call, part), totals in zip(unformed, each, strict=True)]
+            for name, each in sums.items()
         }
 
     def _squares(self) -> Tensor:

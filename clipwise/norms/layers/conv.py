@@ -2,35 +2,37 @@
 
 For the patch a_p (kernel taps x channels) under output place p and the output gradient b_p there: g_i = sum_p b_p a_p^T. Three ways:
 
-- *direct*: patches or strips (conv_layout.py), and one matrix product an example forms g_i, or one for each line of the kernel;
+- *direct*: patches or strips (conv_layout.py), and one matrix product an example forms g_i, or one for each line of the kernel; or
+  *as one image*: torch's own gradient of the weight, with the rows as groups of channels;
+- *in blocks*: the same for a few rows at a time (blocks.py), where storing all g_i would need too much memory;
 - *ghost*: ||g_i||^2 = sum_pq <a_p, a_q><b_p, b_q> (Li et al. 2021). The Gram matrix of the patches is a sum of shifted copies of the
-  Gram matrix of the *pixels*, and the shifts separate by dimension, so that no patch is formed: for small images, many channels;
-- *recompute*: g_i is formed for its norm alone and thrown away: for large images where storing g_i would need too much memory.
+  Gram matrix of the *pixels*, and the shifts separate by dimension, so that no patch is formed: for small images, many channels.
+  The weighted sum is then one large product, ours or torch's.
 
 Taps of the kernel that meet nothing but padding at every place (the outer ones of a 3x3 kernel on a 1x1 image) are left out of
 all of it, the forward pass included: their gradient is zero.
 
-With groups, *direct* hands the whole batch to torch as a single image of rows * groups groups: no slower than the ordinary weight
-gradient, where torch has kernels for groups. Buffers are bounded by working on a few rows at a time.
+With groups, every gradient is formed as one image. Buffers are bounded by working on a few rows at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from clipwise.norms.blocks import Unformed
 from clipwise.norms.kernel import (
     Call,
+    Direct,
     Ghost,
     Kernel,
     Part,
     Way,
-    against_cancellation,
     paired_grams,
     scale_rows,
     sum_of_squares,
@@ -44,6 +46,7 @@ PATCH_BYTES = 8 * 2**20  # patches formed at a time: more would no longer be in 
 STRIP_BYTES = 16 * 2**20
 LONG_STRIP, MANY_PLACES = 160, 32  # numbers: from here on products of strips are large enough
 GRAM_BYTES = 16 * 2**20  # Gram matrices
+MANY_PLACES_AS_ONE_IMAGE, MANY_CHANNELS = 256, 16  # from here on torch's kernels for groups are worth a trial
 
 
 def _spans(rows: int, bytes_per_row: int, most: int) -> Iterator[slice]:
@@ -71,23 +74,40 @@ def _by_strips(x: Tensor, b: Tensor, geo: Geometry) -> bool:
     )
 
 
-def _gradients(x: Tensor, b: Tensor, geo: Geometry) -> list[Tensor]:
-    """Each (rows, out channels, the rest): the per-example gradients of the weight, whole, or by the taps of its first
-    dimension; `_as_weight` gives them their shape."""
-    (rows, channels), places = b.shape[:2], b.shape[2:]
+def _as_one_image(x: Tensor, b: Tensor, geo: Geometry) -> Tensor:
+    """(rows, out channels, in channels / groups, *kernel): the per-example gradients of the weight, by torch."""
+    (rows, channels), groups = b.shape[:2], b.shape[0] * geo.groups
+    grads = _ordinary_gradient(x.reshape(1, -1, *x.shape[2:]), b.reshape(1, -1, *b.shape[2:]), geo, groups)
+    return grads.view(rows, channels, *grads.shape[1:])
+
+
+def _shapes(x: Tensor, b: Tensor, geo: Geometry) -> list[tuple[int, int]]:
+    """(out channels, the rest): of one row's gradient of the weight, whole, or by the taps of its first dimension;
+    `_as_weight` gives it the parameter's shape."""
+    lines = geo.kernel[0] if _by_strips(x, b, geo) else 1
+    return [(b.shape[1], prod(geo.kernel) // lines * x.shape[1] // geo.groups)] * lines
+
+
+def _form(room: Sequence[Tensor], x: Tensor, b: Tensor, geo: Geometry) -> None:
+    """The per-example gradients of the weight, into `room`: (rows, *shape) for the `_shapes`."""
+    rows, places = b.shape[0], b.shape[2:]
     if geo.groups > 1:
-        one_x, one_b = x.reshape(1, -1, *x.shape[2:]), b.reshape(1, -1, *places)
-        return [_ordinary_gradient(one_x, one_b, geo, rows * geo.groups).view(rows, channels, -1)]
-    if _by_strips(x, b, geo):
-        lines = [b.new_empty(rows, channels, prod(geo.kernel[1:]) * x.shape[1]) for _ in range(geo.kernel[0])]
+        room[0].copy_(_as_one_image(x, b, geo).flatten(2))
+    elif _by_strips(x, b, geo):
         for part in _spans(rows, strip_bytes(x, geo, places), STRIP_BYTES):
-            for grads, seen in zip(lines, strips(x[part], geo, places, rows_inside=False), strict=True):
+            for grads, seen in zip(room, strips(x[part], geo, places, rows_inside=False), strict=True):
                 torch.bmm(b[part].flatten(2), seen, out=grads[part])
-        return lines
-    grads = b.new_empty(rows, channels, prod(geo.kernel) * x.shape[1])
-    for part in _spans(rows, _patch_bytes(x, b, geo), PATCH_BYTES):
-        torch.bmm(b[part].flatten(2), patches(x[part], geo, places), out=grads[part])
-    return [grads]
+    else:
+        for part in _spans(rows, _patch_bytes(x, b, geo), PATCH_BYTES):
+            torch.bmm(b[part].flatten(2), patches(x[part], geo, places), out=room[0][part])
+
+
+def _gradients(x: Tensor, b: Tensor, geo: Geometry) -> list[Tensor]:
+    if geo.groups > 1:
+        return [_as_one_image(x, b, geo).flatten(2)]
+    room = [b.new_empty(b.shape[0], *shape) for shape in _shapes(x, b, geo)]
+    _form(room, x, b, geo)
+    return room
 
 
 def _as_weight(parts: Sequence[Tensor], geo: Geometry) -> Tensor:
@@ -97,11 +117,13 @@ def _as_weight(parts: Sequence[Tensor], geo: Geometry) -> Tensor:
     lines = (geo.kernel[0] // len(parts), *geo.kernel[1:])
     shaped = [part.unflatten(-1, (*lines, -1)).movedim(-1, -1 - len(lines)) for part in parts]
     joined = shaped[0] if len(shaped) == 1 else torch.cat(shaped, -len(lines))
-    return _whole(unfold_kernel(joined) if geo.folded else joined, geo)
+    return _whole(joined, geo)
 
 
 def _whole(shaped: Tensor, geo: Geometry) -> Tensor:
-    """(..., *kernel): zeros for the taps that were left out."""
+    """(..., *kernel) of the parameter: blocks of pixels unfolded, zeros for the taps that were left out."""
+    if geo.folded:
+        shaped = unfold_kernel(shaped)
     if geo.within is None:
         return shaped
     whole = shaped.new_zeros(*shaped.shape[: -len(geo.kernel)], *(size for _, _, size in geo.within))
@@ -144,20 +166,12 @@ def _gram_squared_norms(x: Tensor, b: Tensor, geo: Geometry) -> Tensor:
     return paired_grams(gram_a, gram_b, prod(geo.kernel) * x.shape[1] + b.shape[1])
 
 
-def reach_squared(x: Tensor, b: Tensor, geo: Geometry) -> Tensor:
-    """(rows,): a bound of (sum over places of |patch||b|)^2; each pixel is in no more patches than the kernel has taps."""
-    return prod(geo.kernel) * sum_of_squares(x) * sum_of_squares(b)
-
-
 def _gram_bytes(x: Tensor, b: Tensor) -> int:
     return 2 * (x.shape[2:].numel() ** 2 + b.shape[2:].numel() ** 2) * x.element_size()
 
 
 def _weighted_gradient(weights: Tensor, x: Tensor, b: Tensor, geo: Geometry) -> Tensor:
     """sum_i weights_i g_i, as one gradient."""
-    if geo.groups > 1 or b.device.type != "cpu":
-        return _whole(_ordinary_gradient(x, scale_rows(b, weights), geo, geo.groups), geo)
-    # On CPUs large products with the patches take half the time, where images are small and channels many.
     if _by_strips(x, b, geo):
         return _weighted_by_strips(weights, x, b, geo)
     scaled = b.new_empty(b.shape[1], b.shape[0], b.shape[2:].numel())
@@ -167,6 +181,10 @@ def _weighted_gradient(weights: Tensor, x: Tensor, b: Tensor, geo: Geometry) -> 
         seen = patches(x[part], geo, b.shape[2:]).flatten(0, 1)
         total.addmm_(scaled[:, part].flatten(1), seen, beta=0 if part.start == 0 else 1)
     return _as_weight([total], geo).contiguous()
+
+
+def _weighted_by_torch(weights: Tensor, x: Tensor, b: Tensor, geo: Geometry) -> Tensor:
+    return _whole(_ordinary_gradient(x, scale_rows(b, weights), geo, geo.groups), geo)
 
 
 def _weighted_by_strips(weights: Tensor, x: Tensor, b: Tensor, geo: Geometry) -> Tensor:
@@ -192,8 +210,13 @@ def _look(call: Call, saved: tuple[Tensor, ...], b: Tensor) -> tuple[Tensor, Ten
     return x, b, geo
 
 
+def _bias(b: Tensor) -> Tensor:
+    """(rows, channels): the per-example gradients of the bias."""
+    return b.flatten(2).sum(2)
+
+
 class ConvKernel(Kernel):
-    spares = frozenset({"recompute"})
+    spares = frozenset({"in blocks"})
 
     def direct(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> dict[str, Tensor]:
         x, b, geo = _look(call, saved, b)
@@ -201,13 +224,13 @@ class ConvKernel(Kernel):
         if "weight" in call.params:
             grads["weight"] = _as_weight(_gradients(x, b, geo), geo)
         if "bias" in call.params:
-            grads["bias"] = b.flatten(2).sum(2)
+            grads["bias"] = _bias(b)
         return grads
 
     def direct_part(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> Part:
         """As kernel.Direct, but the gradients stay channels-last; only their sum is put in the parameter's order."""
         x, b, geo = _look(call, saved, b)
-        bias = [b.flatten(2).sum(2)] if "bias" in call.params else []
+        bias = [_bias(b)] if "bias" in call.params else []
         weight = _gradients(x, b, geo) if "weight" in call.params else []
 
         def finish(weights: Tensor, *formed: Tensor) -> dict[str, Tensor]:
@@ -219,28 +242,39 @@ class ConvKernel(Kernel):
 
         return Ghost(sum_of_squares(*bias, *weight), (*bias, *weight), finish)
 
+    def as_one_image(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> Part:
+        """As direct_part, for layers without groups."""
+        x, b, geo = _look(call, saved, b)
+        bias = {"bias": _bias(b)} if "bias" in call.params else {}
+        return Direct({"weight": _whole(_as_one_image(x, b, geo), geo)} | bias)
+
+    def in_blocks(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> Part:
+        x, b, geo = _look(call, saved, b)
+        return Unformed(
+            (x, b),
+            _shapes(x, b, geo),
+            partial(_form, geo=geo),
+            lambda totals: {"weight": _as_weight(totals, geo).contiguous()},
+            Direct({"bias": _bias(b)}) if "bias" in call.params else None,
+        )
+
     def ghost(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> Part:
+        return self._by_gram_matrices(call, saved, b, _weighted_gradient)
+
+    def ghost_by_torch(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> Part:
+        return self._by_gram_matrices(call, saved, b, _weighted_by_torch)
+
+    def _by_gram_matrices(self, call: Call, saved: tuple[Tensor, ...], b: Tensor, weighted: Callable) -> Part:
         x, b, geo = _look(call, saved, b)
         spans = _spans(b.shape[0], _gram_bytes(x, b), GRAM_BYTES)
         squares = torch.cat([_gram_squared_norms(x[part], b[part], geo) for part in spans])
-        return self._measured(call, squares, x, b, geo)
-
-    def recompute(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> Part:
-        x, b, geo = _look(call, saved, b)
-        per_row = _patch_bytes(x, b, geo) + call.params["weight"].numel() * x.element_size()
-        spans = _spans(b.shape[0], per_row, 2 * PATCH_BYTES)
-        squares = torch.cat([sum_of_squares(*_gradients(x[part], b[part], geo)) for part in spans])
-        return self._measured(call, squares + against_cancellation(reach_squared(x, b, geo), b.dtype), x, b, geo)
-
-    def _measured(self, call: Call, squares: Tensor, x: Tensor, b: Tensor, geo: Geometry) -> Part:
-        """The part, once the squared norms of the weight's gradients are known."""
-        bias = [b.flatten(2).sum(2)] if "bias" in call.params else []
+        bias = [_bias(b)] if "bias" in call.params else []
         if bias:
             squares = squares + sum_of_squares(*bias)
 
         def finish(weights: Tensor, x: Tensor, b: Tensor, *bias: Tensor) -> dict[str, Tensor]:
             weights = weights.to(b.dtype)
-            sums = {"weight": _weighted_gradient(weights, x, b, geo)}
+            sums = {"weight": weighted(weights, x, b, geo)}
             if bias:
                 sums["bias"] = weights @ bias[0]
             return sums
@@ -251,16 +285,23 @@ class ConvKernel(Kernel):
         direct: dict[str, Way] = {"direct": self.direct_part}
         if "weight" not in call.params or not isinstance(call.config, Geometry):
             return direct
+        blocks: dict[str, Way] = {"in blocks": self.in_blocks}
         pixels, places, size = saved[0].shape[2:].numel(), b.shape[2:].numel(), call.params["weight"].numel()
         # In multiply-adds for an example; the factors, measured on a CPU, stand for passes over memory.
         gram = (16 * sum(call.config.kernel) + saved[0].shape[1]) * pixels**2 + b.shape[1] * places**2
         storing, forming = 32 * size, places * size
-        if call.config.groups > 1 or gram > storing + forming:
-            return direct | {"recompute": self.recompute}
-        ghost: dict[str, Way] = {"ghost": self.ghost}
+        if call.config.groups > 1:
+            return direct | blocks
+        if places >= MANY_PLACES_AS_ONE_IMAGE and saved[0].shape[1] >= MANY_CHANNELS:
+            direct["direct as one image"] = self.as_one_image
+        if gram > storing + forming:
+            return direct | blocks
+        ghost: dict[str, Way] = {"ghost": self.ghost, "ghost, summed by torch": self.ghost_by_torch}
+        if b.device.type != "cpu":
+            ghost = dict(reversed(ghost.items()))  # products of patches are quicker on some CPUs alone
         if 4 * gram < storing:
             return ghost  # so clear that forming the gradients even once, to time it, would waste memory
-        return ghost | direct if gram < storing else direct | ghost
+        return ghost | direct | blocks if gram < storing else direct | blocks | ghost
 
 
 CONV = ConvKernel()

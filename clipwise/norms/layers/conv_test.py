@@ -25,8 +25,11 @@ def every_way(monkeypatch):
     def ways(self, call, saved, b):  # noqa: ARG001
         if "weight" not in call.params:
             return {"direct": self.direct_part}
-        ghost = {"ghost": self.ghost} if call.config.groups == 1 else {}
-        return {"direct": self.direct_part, "recompute": self.recompute} | ghost
+        ways = {"direct": self.direct_part, "in blocks": self.in_blocks}
+        if call.config.groups == 1:
+            ways |= {"direct as one image": self.as_one_image, "ghost": self.ghost}
+            ways |= {"ghost, summed by torch": self.ghost_by_torch}
+        return ways
 
     monkeypatch.setattr(conv.ConvKernel, "candidates", ways)
 

@@ -63,7 +63,13 @@ class LinearKernel(Kernel):
 
     def in_blocks(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> Unformed:
         a, b = _flat(saved[0], b)
-        return Unformed("weight", a, b, Direct({"bias": b.sum(1)}) if "bias" in call.params else None)
+        return Unformed(
+            (a, b),
+            [(b.shape[-1], a.shape[-1])],
+            lambda room, a, b: torch.bmm(b.mT, a, out=room[0]),
+            lambda totals: {"weight": totals[0]},
+            Direct({"bias": b.sum(1)}) if "bias" in call.params else None,
+        )
 
     def candidates(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> dict[str, Way]:
         places, d, p = b.shape[1:-1].numel(), b.shape[-1], saved[0].shape[-1]
