@@ -26,22 +26,29 @@ _ZEROS = memoryview(bytes(12 * _PAIRS))
 
 class _Stream:
     """The random words of one query, and room to make normal numbers of them: filled again for each piece, so that it
-    stays in the cache."""
+    stays in the cache.
+
+    Operations have `pairs` numbers each, so that a thread meets the numbers that it made itself: where cores do not share a
+    cache, numbers that go from one to the other take longer than all the arithmetic.
+    """
 
     def __init__(self, keystream: CipherContext, pairs: int, wide: torch.dtype):
         self._keystream = keystream
-        self._buffer = bytearray(12 * pairs)
-        self._words = torch.frombuffer(self._buffer, dtype=torch.int32)
-        self._wide = torch.empty(3 * pairs, dtype=wide)
-        self._out = torch.empty(2 * pairs, dtype=wide)
+        self._words = torch.empty(3 * pairs, dtype=torch.int32)
+        self._bytes = self._words.numpy().data.cast("B")
+        self._wide = torch.empty(3, pairs, dtype=wide)
+        self._out = torch.empty(2, pairs, dtype=wide)
 
-    def next(self, pairs: int) -> tuple[Tensor, Tensor]:
-        """(3 * pairs,) numbers: twice `pairs` in [0, 2^31), then `pairs` in [-2^31, 2^31); and (2 * pairs,) to be
-        written."""
-        self._keystream.update_into(_ZEROS[: 12 * pairs], self._buffer)
-        words = self._words[: 3 * pairs]
-        words[: 2 * pairs].bitwise_and_(0x7FFFFFFF)
-        return self._wide[: 3 * pairs].copy_(words), self._out[: 2 * pairs]
+    def next(self, pairs: int) -> tuple[list[Tensor], Tensor]:
+        """Three times `pairs` numbers, twice in [0, 2^31), then in [-2^31, 2^31); and (2, pairs) to be written."""
+        size = 12 * pairs
+        self._bytes[:size] = _ZEROS[:size]  # takes the memory back from the other cores, faster than the cipher would
+        self._keystream.update_into(_ZEROS[:size], self._bytes[:size])
+        words = self._words[: 3 * pairs].split(pairs)
+        for unsigned in words[:2]:
+            unsigned.bitwise_and_(0x7FFFFFFF)
+        drawn = [into[:pairs].copy_(each) for into, each in zip(self._wide, words, strict=True)]
+        return drawn, self._out[:, :pairs]
 
 
 class GaussianNoise:
@@ -79,30 +86,29 @@ class GaussianNoise:
         source = _Stream(self._keystream(stream), min(_PAIRS, (left + 1) // 2), wide)
         waiting = [total.view(-1) for total in reversed(sums)]
         while left:
-            piece = self._standard_normal(min(left, 2 * _PAIRS), source, wide)
-            left -= len(piece)
-            places = _take(waiting, len(piece))
-            shares = piece.split([len(place) for place in places])
-            if any(place.device != piece.device for place in places):
-                shares = tuple(share.to(place.device) for share, place in zip(shares, places, strict=True))
-            torch._foreach_add_(places, shares, alpha=std)
+            for piece in self._standard_normal(min(left, 2 * _PAIRS), source, wide):
+                left -= len(piece)
+                places = _take(waiting, len(piece))
+                shares = piece.split([len(place) for place in places])
+                if any(place.device != piece.device for place in places):
+                    shares = tuple(share.to(place.device) for share, place in zip(shares, places, strict=True))
+                torch._foreach_add_(places, shares, alpha=std)
         return sums
 
     def _keystream(self, stream: int) -> CipherContext:
         return self._key.keystream(step=self._step, rank=self._rank, stream=stream)
 
-    def _standard_normal(self, count: int, source: _Stream, wide: torch.dtype) -> Tensor:  # noqa: ARG002
-        """The next numbers of a stream, at most 2 * _PAIRS, good until the next call."""
+    def _standard_normal(self, count: int, source: _Stream, wide: torch.dtype) -> tuple[Tensor, ...]:  # noqa: ARG002
+        """The next `count` numbers of a stream, at most 2 * _PAIRS, in a piece or two, good until the next call."""
         pairs = (count + 1) // 2
-        drawn, out = source.next(pairs)
-        high, low, turn = drawn.split(pairs)
+        (high, low, turn), out = source.next(pairs)
         # u in (0, 1]: 31 bits, and 31 more below them, so that small u (the tail) keep their precision
         u = high.add_(low, alpha=2.0**-31)
         radius = u.mul_(2.0**-31).clamp_min_(2.0**-62).log_().mul_(-2).sqrt_()
         angle = turn.mul_(math.pi * 2.0**-31)
-        torch.cos(angle, out=out[:pairs]).mul_(radius)
-        torch.sin(angle, out=out[pairs:]).mul_(radius)
-        return out[:count]
+        torch.cos(angle, out=out[0]).mul_(radius)
+        torch.sin(angle, out=out[1]).mul_(radius)
+        return tuple(piece for piece in (out[0], out[1, : count - pairs]) if len(piece))
 
 
 def _take(waiting: list[Tensor], count: int) -> list[Tensor]:

@@ -20,6 +20,7 @@ from clipwise.norms.kernel import Part, sum_of_squares, without_rows
 
 BLOCK_BYTES = 24 * 2**20  # of the gradients of one block, all layers together; but one row at least
 _SHARE = 1 / 6  # of it, for a layer that is formed by itself: what it gets among others, about
+_MOST_LANES = 4
 
 Form = Callable[..., object]
 Finish = Callable[[Sequence[Tensor]], dict[str, Tensor]]
@@ -57,11 +58,11 @@ class Unformed:
 
     def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
         blocks = Blocks([self], _SHARE)
-        [totals] = sums = blocks.room_for_sums()
+        added = blocks.room_for_sums()
         for rows in blocks:
             blocks.form(rows)
-            blocks.add_to(sums, weights[rows])
-        return self.finish(totals) | ({} if self.others is None else self.others.weighted_sum(weights))
+            blocks.add_to(added, weights[rows])
+        return blocks.sums(added)[0] | ({} if self.others is None else self.others.weighted_sum(weights))
 
 
 class Blocks:
@@ -73,6 +74,12 @@ class Blocks:
         bytes_of_a_row = sum(p.tensors[0].element_size() * sum(map(math.prod, p.shapes)) for p in parts)
         self._size = _block_size(self._rows, max(1, int(share * BLOCK_BYTES) // max(1, bytes_of_a_row)))
         self._room = [[p.tensors[0].new_empty(self._size, *shape) for shape in p.shapes] for p in parts]
+        # A thread that formed the gradients of some rows also adds them up, to a sum of its own. If it added up a share of
+        # the numbers of all rows instead, as one product does, every block would go from core to core and back: where cores do
+        # not share a cache, that takes longer than the sums.
+        threads = torch.get_num_threads()
+        whole = self._size % threads == 0 and threads <= _MOST_LANES and parts[0].tensors[0].device.type == "cpu"
+        self._lanes = threads if whole else 1
         self._formed = slice(0, 0)
 
     def __iter__(self) -> Iterator[slice]:
@@ -80,7 +87,15 @@ class Blocks:
             yield slice(start, min(start + self._size, self._rows))
 
     def room_for_sums(self) -> list[list[Tensor]]:
-        return [[p.tensors[0].new_zeros(shape) for shape in p.shapes] for p in self._parts]
+        """To `add_to`, and then for `sums`: (lanes, *shape) for each of a part's shapes."""
+        return [[p.tensors[0].new_zeros(self._lanes, *shape) for shape in p.shapes] for p in self._parts]
+
+    def sums(self, added: Sequence[Sequence[Tensor]]) -> list[dict[str, Tensor]]:
+        """Of each part: role -> sum."""
+        return [
+            part.finish([total.sum(0) if self._lanes > 1 else total[0] for total in totals])
+            for part, totals in zip(self._parts, added, strict=True)
+        ]
 
     def form(self, rows: slice) -> Tensor:
         """The squared norms of the gradients of these rows over all parts; the gradients take the place of the last."""
@@ -97,9 +112,12 @@ class Blocks:
                 g.masked_fill_(bad.view(-1, *[1] * (g.dim() - 1)).to(g.device), 0)
 
     def add_to(self, sums: Sequence[Sequence[Tensor]], weights: Tensor) -> None:
+        lanes = self._lanes if self._formed.stop % self._lanes == 0 else 1
         for totals, formed in zip(sums, self._all_formed(), strict=True):
             for total, g in zip(totals, formed, strict=True):
-                total.view(1, -1).addmm_(weights.to(g)[None], g.flatten(1))
+                rows, width = g.shape[0] // lanes, total[0].numel()
+                into = total[:lanes].view(lanes, 1, width)
+                into.baddbmm_(weights.to(g).view(lanes, 1, rows), g.view(lanes, rows, width))
 
     def _all_formed(self) -> Iterator[list[Tensor]]:
         for room in self._room:

@@ -85,7 +85,7 @@ class Tape:
         """By name, the weights of all rows as they are to be used, and the sums of what was unformed."""
         blocks, squares = Blocks([part for _, part in unformed]), self._squares()
         usable: defaultdict[str, list[Tensor]] = defaultdict(list)
-        sums: defaultdict[str, list[list[Tensor]]] = defaultdict(blocks.room_for_sums)
+        added: defaultdict[str, list[list[Tensor]]] = defaultdict(blocks.room_for_sums)
         for rows in blocks:
             norms = squares[rows].add_(blocks.form(rows)).sqrt() * self._scale
             bad = ~norms.isfinite()
@@ -93,11 +93,11 @@ class Tape:
                 blocks.drop(bad)
             for name, weights in weigh(norms, rows).items():
                 usable[name].append(self._usable(weights, norms))
-                blocks.add_to(sums[name], usable[name][-1])
+                blocks.add_to(added[name], usable[name][-1])
         self._drop(~squares.isfinite())
         return {name: torch.cat(each) for name, each in usable.items()}, {
-            name: [(call, part.finish(totals)) for (call, part), totals in zip(unformed, each, strict=True)]
-            for name, each in sums.items()
+            name: [(call, found) for (call, _), found in zip(unformed, blocks.sums(each), strict=True)]
+            for name, each in added.items()
         }
 
     def _squares(self) -> Tensor:
