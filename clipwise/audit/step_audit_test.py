@@ -30,13 +30,13 @@ def caught(monkeypatch_target, method=None, **options):
 @pytest.mark.parametrize("factor", [0.9, 0.95, 0.97])
 def test_missing_noise(monkeypatch, factor):
     plain = GaussianNoise._standard_normal
-    monkeypatch.setattr(GaussianNoise, "_standard_normal", lambda self, *a: [x.mul_(factor) for x in plain(self, *a)])
+    monkeypatch.setattr(GaussianNoise, "_standard_normal", lambda self, *a: plain(self, *a).mul_(factor))
     assert "noise variance" in caught(f"noise x {factor}", steps=60)
 
 
 def test_uniform_noise(monkeypatch):
     def uniform(self, count, stream, dtype):  # noqa: ARG001
-        return [(torch.rand(count, dtype=dtype) * 2 - 1) * 3**0.5]
+        return (torch.rand(count, dtype=dtype) * 2 - 1) * 3**0.5
 
     monkeypatch.setattr(GaussianNoise, "_standard_normal", uniform)
     assert "noise shape" in caught("uniform noise")
@@ -47,7 +47,7 @@ def test_noise_used_twice(monkeypatch):
 
     def halves(self, count, stream, dtype):
         half = plain(self, (count + 1) // 2, stream, dtype)
-        return [torch.cat([*half, *half])[:count]]
+        return torch.cat([half, half])[:count].clone()
 
     monkeypatch.setattr(GaussianNoise, "_standard_normal", halves)
     assert "independence" in caught("the same noise in both halves")

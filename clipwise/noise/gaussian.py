@@ -21,6 +21,7 @@ from clipwise.keystream import Key
 from clipwise.types import LoopMisuse
 
 _PAIRS = 1 << 18  # numbers are made two by two, in pieces that stay in the cache and are worth an operation's overhead
+_LANES = 2
 _ZEROS = memoryview(bytes(12 * _PAIRS))
 
 
@@ -28,27 +29,27 @@ class _Stream:
     """The random words of one query, and room to make normal numbers of them: filled again for each piece, so that it
     stays in the cache.
 
-    Operations have `pairs` numbers each, so that a thread meets the numbers that it made itself: where cores do not share a
-    cache, numbers that go from one to the other take longer than all the arithmetic.
+    A piece is made in lanes that share nothing, and torch gives each of two threads one of them in every operation: where
+    cores do not share a cache, numbers that go from one to the other take longer than all the arithmetic.
     """
 
     def __init__(self, keystream: CipherContext, pairs: int, wide: torch.dtype):
         self._keystream = keystream
         self._words = torch.empty(3 * pairs, dtype=torch.int32)
         self._bytes = self._words.numpy().data.cast("B")
-        self._wide = torch.empty(3, pairs, dtype=wide)
-        self._out = torch.empty(2, pairs, dtype=wide)
+        self._wide = torch.empty(3 * pairs, dtype=wide)
+        self._out = torch.empty(2 * pairs, dtype=wide)
 
-    def next(self, pairs: int) -> tuple[list[Tensor], Tensor]:
-        """Three times `pairs` numbers, twice in [0, 2^31), then in [-2^31, 2^31); and (2, pairs) to be written."""
-        size = 12 * pairs
-        self._bytes[:size] = _ZEROS[:size]  # takes the memory back from the other cores, faster than the cipher would
+    def next(self, pairs: int) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Three times (lanes, pairs of a lane) numbers, twice in [0, 2^31), then in [-2^31, 2^31); and (lanes, 2, pairs of a
+        lane) to be written."""
+        own, size = 12 * pairs // _LANES, 12 * pairs
+        # The first lane is this thread's. What others touched is taken back faster so than the cipher could.
+        self._bytes[own:size] = _ZEROS[: size - own]
         self._keystream.update_into(_ZEROS[:size], self._bytes[:size])
-        words = self._words[: 3 * pairs].split(pairs)
-        for unsigned in words[:2]:
-            unsigned.bitwise_and_(0x7FFFFFFF)
-        drawn = [into[:pairs].copy_(each) for into, each in zip(self._wide, words, strict=True)]
-        return drawn, self._out[:, :pairs]
+        words = self._words[: 3 * pairs].view(_LANES, 3, -1)
+        words[:, :2].bitwise_and_(0x7FFFFFFF)
+        return self._wide[: 3 * pairs].view_as(words).copy_(words).unbind(1), self._out[: 2 * pairs].view(_LANES, 2, -1)
 
 
 class GaussianNoise:
@@ -83,32 +84,36 @@ class GaussianNoise:
             return sums
         # One stream of pieces for all tensors: many small ones would each pay for a cipher and a dozen small operations,
         # while the noise of a large model, drawn whole, would go through memory again and again.
-        source = _Stream(self._keystream(stream), min(_PAIRS, (left + 1) // 2), wide)
+        source = _Stream(self._keystream(stream), min(_PAIRS, _pairs_for(left)), wide)
         waiting = [total.view(-1) for total in reversed(sums)]
         while left:
-            for piece in self._standard_normal(min(left, 2 * _PAIRS), source, wide):
-                left -= len(piece)
-                places = _take(waiting, len(piece))
-                shares = piece.split([len(place) for place in places])
-                if any(place.device != piece.device for place in places):
-                    shares = tuple(share.to(place.device) for share, place in zip(shares, places, strict=True))
-                torch._foreach_add_(places, shares, alpha=std)
+            piece = self._standard_normal(min(left, 2 * _PAIRS), source, wide)
+            left -= len(piece)
+            places = _take(waiting, len(piece))
+            shares = piece.split([len(place) for place in places])
+            if any(place.device != piece.device for place in places):
+                shares = tuple(share.to(place.device) for share, place in zip(shares, places, strict=True))
+            torch._foreach_add_(places, shares, alpha=std)
         return sums
 
     def _keystream(self, stream: int) -> CipherContext:
         return self._key.keystream(step=self._step, rank=self._rank, stream=stream)
 
-    def _standard_normal(self, count: int, source: _Stream, wide: torch.dtype) -> tuple[Tensor, ...]:  # noqa: ARG002
-        """The next `count` numbers of a stream, at most 2 * _PAIRS, in a piece or two, good until the next call."""
-        pairs = (count + 1) // 2
-        (high, low, turn), out = source.next(pairs)
+    def _standard_normal(self, count: int, source: _Stream, wide: torch.dtype) -> Tensor:  # noqa: ARG002
+        """The next numbers of a stream, at most 2 * _PAIRS, good until the next call."""
+        (high, low, turn), out = source.next(_pairs_for(count))
         # u in (0, 1]: 31 bits, and 31 more below them, so that small u (the tail) keep their precision
         u = high.add_(low, alpha=2.0**-31)
         radius = u.mul_(2.0**-31).clamp_min_(2.0**-62).log_().mul_(-2).sqrt_()
         angle = turn.mul_(math.pi * 2.0**-31)
-        torch.cos(angle, out=out[0]).mul_(radius)
-        torch.sin(angle, out=out[1]).mul_(radius)
-        return tuple(piece for piece in (out[0], out[1, : count - pairs]) if len(piece))
+        torch.cos(angle, out=out[:, 0]).mul_(radius)
+        torch.sin(angle, out=out[:, 1]).mul_(radius)
+        return out.flatten()[:count]
+
+
+def _pairs_for(count: int) -> int:
+    """As many in each lane."""
+    return -(-count // (2 * _LANES)) * _LANES
 
 
 def _take(waiting: list[Tensor], count: int) -> list[Tensor]:

@@ -29,6 +29,8 @@ from clipwise.norms.kernel import Call, Ghost, Kernel, Part, Way, against_cancel
 from clipwise.norms.layers.registry import Tap, layer
 from clipwise.types import Unsupported
 
+CACHED_BYTES = 2 * 2**20
+
 
 class _Places(NamedTuple):
     """The places of a batch of tokens (rows, T), without padding, sorted by token, then by example."""
@@ -37,6 +39,7 @@ class _Places(NamedTuple):
     row: Tensor  # (n,) the example it belongs to
     begins: Tensor  # (n,) bool: the first place of its (token, example)
     starts: Tensor  # (tokens in the table,) where each token's places begin
+    lengths: Tensor  # (rows,) how many places each example has
 
 
 class Config(NamedTuple):
@@ -54,8 +57,10 @@ def _sorted_places(tokens: Tensor, size: int, padding: int | None) -> _Places:
     small = torch.int32 if size * rows < 2**31 else torch.int64
     key = (tokens.to(small) * rows + torch.arange(rows, dtype=small, device=tokens.device).unsqueeze(1)).flatten()
     flat, kept = tokens.flatten(), None
+    lengths = torch.full((rows,), length, device=tokens.device)
     if padding is not None:
-        kept = (flat != padding).nonzero().squeeze(1)
+        there = tokens != padding
+        lengths, kept = there.sum(1), there.flatten().nonzero().squeeze(1)
         key, flat = key[kept], flat[kept]
     key, order = key.sort(stable=True)
     place = order if kept is None else kept[order]
@@ -63,7 +68,7 @@ def _sorted_places(tokens: Tensor, size: int, padding: int | None) -> _Places:
     torch.ne(key[1:], key[:-1], out=begins[1:])
     counts = torch.bincount(flat, minlength=size)
     row = torch.div(place, length, rounding_mode="floor")
-    return _Places(place, row, begins, counts.cumsum(0) - counts)
+    return _Places(place, row, begins, counts.cumsum(0) - counts, lengths)
 
 
 def _sums(source: Tensor, index: Tensor, starts: Tensor, factors: Tensor | None = None) -> Tensor:
@@ -104,7 +109,9 @@ def _same_at_all_places(b: Tensor) -> bool:
         return True
     if b.dim() > 3 or not torch.equal(b[:, 0], b[:, -1]):  # most gradients stop here
         return False
-    return torch.equal(b.amax(1), b.amin(1))  # NaN equals nothing; two sweeps on all cores, where `equal` has one core
+    # Two sweeps on all cores, where `equal` has one core; the second finds a few rows in the cache. NaN equals nothing.
+    few = max(1, CACHED_BYTES // max(1, b[0].nbytes))
+    return all(torch.equal(part.amax(1), part.amin(1)) for part in b.split(few))
 
 
 class BagKernel(Kernel):
@@ -146,7 +153,7 @@ def _dense(call: Call, tokens: Tensor, padding: int | None, b: Tensor) -> dict[s
 def _apart(b: Tensor, places: _Places) -> Part:
     """A gradient of its own at each place: b (rows, T, d)."""
     flat = b.flatten(0, 1)
-    place, row, begins, starts = places
+    place, row, begins, starts, _ = places
     ends = torch.ones_like(begins)
     ends[:-1] = begins[1:]
     alone = begins & ends
@@ -162,18 +169,32 @@ def _apart(b: Tensor, places: _Places) -> Part:
     return Ghost(squares, (b,), lambda w, b: {"weight": _sums(b.flatten(0, 1), place, starts, w[row])})
 
 
+def _repeats(places: _Places) -> Tensor:
+    """(rows,): the sum over its tokens of how often each occurs, squared. c^2 = c + 2 (1 + 2 + ... + (c - 1)), so that only
+    places of a token that was there before need be looked at."""
+    squares = places.lengths.double()
+    again = (~places.begins).nonzero().squeeze(1)
+    if len(again):
+        position = torch.arange(len(again), device=again.device)
+        new = torch.ones_like(again, dtype=torch.bool)
+        torch.ne(again[1:], again[:-1] + 1, out=new[1:])
+        before = position - torch.where(new, position, 0).cummax(0).values + 1  # how often the token was there before
+        squares.index_add_(0, places.row[again], 2 * before.double())
+    return squares
+
+
 def _bag(b: Tensor, factors: Tensor | None, places: _Places) -> Part:
     """The gradient b (rows, d), times a factor (rows, T), at each place."""
-    place, row, begins, starts = places
-    first = begins.nonzero().squeeze(1)
+    place, row, begins, starts, _ = places
     if factors is None:
-        each = torch.diff(first, append=first.new_tensor([len(begins)])).double()
+        squares = _repeats(places)
     else:
-        run = begins.cumsum(0) - 1
+        first, run = begins.nonzero().squeeze(1), begins.cumsum(0) - 1
         given = factors.double().flatten()[place]
         each, reach = (b.new_zeros(len(first), dtype=torch.float64).index_add_(0, run, t) for t in (given, given.abs()))
-        each = (each.square() + against_cancellation(reach.square(), b.dtype)).sqrt()
-    squares = sum_of_squares(b) * each.new_zeros(b.shape[0]).index_add_(0, row[first], each.square())
+        each = each.square() + against_cancellation(reach.square(), b.dtype)
+        squares = each.new_zeros(b.shape[0]).index_add_(0, row[first], each)
+    squares = sum_of_squares(b) * squares
 
     def finish(w: Tensor, b: Tensor, *factors: Tensor) -> dict[str, Tensor]:
         per_place = factors[0].flatten()[place] if factors else None
