@@ -293,7 +293,7 @@ def test_a_bad_row_stays_alone(groups):
     x[2, 1, 3, 3] = torch.nan
     for name, part in parts(layer, x, b).items():
         assert part.squared_norms[2].isnan(), name
-        torch.testing.assert_close(part.squared_norms[~bad], clean[name].squared_norms)
+        torch.testing.assert_close(part.squared_norms[~bad], clean[name].squared_norms, rtol=1e-5, atol=0)  # of float32
         part.drop_rows(bad)
         want = clean[name].weighted_sum(torch.ones(4))
         for role, value in part.weighted_sum(torch.ones(5)).items():

@@ -55,7 +55,8 @@ def _sorted_places(tokens: Tensor, size: int, padding: int | None) -> _Places:
     rows, length = tokens.shape
     # Radix sort takes half the time on 32 bits.
     small = torch.int32 if size * rows < 2**31 else torch.int64
-    key = (tokens.to(small) * rows + torch.arange(rows, dtype=small, device=tokens.device).unsqueeze(1)).flatten()
+    row = torch.arange(rows, dtype=small, device=tokens.device).unsqueeze(1)
+    key = torch.add(row, tokens.to(small), alpha=rows).flatten()
     flat, kept = tokens.flatten(), None
     lengths = torch.full((rows,), length, device=tokens.device)
     if padding is not None:
