@@ -8,6 +8,7 @@ from torch import nn
 
 from clipwise.norms import Bookkeeping
 from clipwise.norms.kernel import Call
+from clipwise.norms.layers import embedding
 from clipwise.norms.layers.embedding import BAG, EMBEDDING, Config
 from clipwise.norms.loop import assert_agrees
 from clipwise.types import Unsupported
@@ -189,3 +190,13 @@ def test_offsets_are_refused_with_a_remedy():
     engine.open(3)
     with pytest.raises(Unsupported, match="padding_idx"):
         model(torch.randint(0, 5, (7,)), torch.tensor([0, 2, 4]))
+
+
+@pytest.mark.parametrize("cached", [1, 10**9])
+@pytest.mark.parametrize("row", [0, 2, 4])
+def test_one_place_that_differs_is_seen_in_whatever_row(monkeypatch, cached, row):
+    monkeypatch.setattr(embedding, "CACHED_BYTES", cached)
+    b = torch.randn(5, 1, 3).expand(5, 4, 3).contiguous()
+    assert embedding._same_at_all_places(b)
+    b[row, 1, 2] += 1e-6
+    assert not embedding._same_at_all_places(b)
