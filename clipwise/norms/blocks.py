@@ -20,7 +20,7 @@ from clipwise.norms.kernel import Part, sum_of_squares, without_rows
 
 BLOCK_BYTES = 24 * 2**20  # of the gradients of one block, all layers together; but one row at least
 _SHARE = 1 / 6  # of it, for a layer that is formed by itself: what it gets among others, about
-_MOST_LANES = 4
+_MOST_LANES = 4  # threads that have a sum of their own: each is as large as the gradients of a row
 
 Form = Callable[..., object]
 Finish = Callable[[Sequence[Tensor]], dict[str, Tensor]]

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from clipwise.norms.kernel import Call, Part, Way, split
 
-REPEATS, CLOSE = 3, 1.25
+REPEATS = 3
+CLOSE = 1.25  # times the best: a busy moment can make that much
 SECONDS_PER_BYTE = 0.3 / 2**30  # page faults take 0.2 to 2 s a GB; most memory has been handed out before
 FEWEST, MOST = (
     1 / 4,
