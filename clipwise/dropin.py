@@ -32,10 +32,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from clipwise.clipping import Method
 from clipwise.optim import hand_over
-from clipwise.report import Statement
 from clipwise.run import Run
 from clipwise.sampling import PhysicalBatch
 from clipwise.schedules import ScheduleLike
+from clipwise.statement import Statement
 from clipwise.step import Partial, absorb, release
 from clipwise.types import BadArgument, LoopMisuse
 

@@ -22,10 +22,10 @@ from clipwise.clipping import Method, make_method
 from clipwise.keystream import Key
 from clipwise.noise import GaussianNoise
 from clipwise.norms import Bookkeeping
-from clipwise.plan import check_delta, make_plan
-from clipwise.report import Statement
+from clipwise.plans import check_delta, make_plan
 from clipwise.sampling import PoissonLoader, PoissonSampler, check_loader
 from clipwise.schedules import ScheduleLike
+from clipwise.statement import Statement
 from clipwise.step import State, initial_state
 from clipwise.types import BadArgument, BudgetExhausted, Unsupported
 

@@ -21,7 +21,7 @@ from clipwise.accounting.ledger import Ledger
 from clipwise.noise import GaussianNoise
 from clipwise.norms import Bookkeeping, Tape
 from clipwise.optim import hand_over
-from clipwise.plan import Plan
+from clipwise.plans import Plan
 from clipwise.sampling import PhysicalBatch
 from clipwise.types import Decision, Released
 

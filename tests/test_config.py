@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clipwise.config import TrainConfig, make_config, read_config
 from clipwise.data import DATASETS, Recipe
+from clipwise.training.config import TrainConfig, make_config, read_config
 from clipwise.types import BadArgument
 
 value = st.one_of(

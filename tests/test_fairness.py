@@ -16,7 +16,7 @@ from clipwise.accounting import StepEvent, epsilon
 from clipwise.accounting.ledger import Ledger
 from clipwise.cli import app
 from clipwise.fairness.evaluate import Answers, ask, figures_by_group
-from clipwise.train import fit
+from clipwise.loop.fit import fit
 from clipwise.types import BadArgument, Unsupported
 
 SMALL = ("--model", "linear", "--epochs", "1", "--batch", "500", "--accountant", "rdp", "--seed", "7")

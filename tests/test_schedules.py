@@ -12,7 +12,7 @@ import clipwise
 from clipwise.accounting import StepEvent, epsilon, gradient_share, joint_noise_multiplier
 from clipwise.clipping import METHODS, make_method
 from clipwise.noise import GaussianNoise
-from clipwise.plan import make_plan
+from clipwise.plans import make_plan
 from clipwise.types import BadArgument, BudgetExhausted
 
 DATA = TensorDataset(torch.randn(60, 3), torch.randint(0, 2, (60,)))

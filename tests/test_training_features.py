@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 import clipwise
 from clipwise.cli import app
-from clipwise.config import make_config
 from clipwise.data import Recipe
 from clipwise.optim import AdamWOSM
+from clipwise.training.config import make_config
 from clipwise.types import BadArgument
 
 QUICK = ("train", "--noise-multiplier", "5", "--epochs", "2", "--batch", "500", "--accountant", "rdp", "--seed", "7")

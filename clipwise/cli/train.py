@@ -16,11 +16,11 @@ from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from clipwise.cli import output
-from clipwise.report.statement import shown_epsilon
+from clipwise.statement import shown_epsilon
 from clipwise.types import BadArgument
 
 if TYPE_CHECKING:
-    from clipwise.run_folder import RunFolder
+    from clipwise.training.folder import RunFolder
 
 
 def train(
@@ -118,8 +118,8 @@ def train(
     as_json: output.JsonOption = False,
 ) -> None:
     """Train a model privately. Every option has a default: `clipwise train` alone is the demo."""
-    from clipwise.config import make_config, read_config
     from clipwise.schedules import written
+    from clipwise.training.config import make_config, read_config
 
     options = dict(map(parse_option, method_option or []))
     if threshold is not None:
@@ -166,12 +166,12 @@ def train(
     asked = make_config(merged({} if config is None else read_config(config), given), where)
 
     # All that can be refused is refused before the folder is made; what has no need of torch, before it is imported.
-    from clipwise import run_folder
-    from clipwise.report.tensorboard import require_tensorboard
+    from clipwise.training import folder as run_folder
+    from clipwise.training.tensorboard import require_tensorboard
 
     if asked.tensorboard:
         require_tensorboard()
-    from clipwise.configured_run import load_asked, make_network, train_into
+    from clipwise.training.execute import load_asked, make_network, train_into
 
     dataset = load_asked(asked)
     settings = asked.resolved(dataset)

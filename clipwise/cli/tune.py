@@ -16,7 +16,7 @@ from clipwise.cli import output
 from clipwise.types import BadArgument, ClipwiseError
 
 if TYPE_CHECKING:
-    from clipwise.tuning.planning import SearchPlan
+    from clipwise.lab.tuning.planning import SearchPlan
 
 
 def tune(
@@ -69,12 +69,12 @@ def tune(
 ) -> None:
     """Find good options within a total budget that pays for the search as well; killed, it goes on where it stopped."""
     from clipwise.cli.train import merged, parse_option
-    from clipwise.config import read_config
-    from clipwise.tuning.candidates import parse_axis
-    from clipwise.tuning.executors import get_executor
-    from clipwise.tuning.record import is_cut
-    from clipwise.tuning.runner import run
-    from clipwise.tuning.search import prepare
+    from clipwise.lab.tuning.candidates import parse_axis
+    from clipwise.lab.tuning.executors import get_executor
+    from clipwise.lab.tuning.record import is_cut
+    from clipwise.lab.tuning.runner import run
+    from clipwise.lab.tuning.search import prepare
+    from clipwise.training.config import read_config
 
     get_executor(executor)  # refused now, before data is read
     given: dict[str, Any] = {

@@ -20,9 +20,9 @@ from clipwise.fairness.release import GroupCounts
 from clipwise.losses import make_loss
 
 if TYPE_CHECKING:
-    from clipwise.config import TrainConfig
     from clipwise.data import DataSet
-    from clipwise.train import Fit
+    from clipwise.loop.fit import Fit
+    from clipwise.training.config import TrainConfig
 
 
 class FiguresByGroup(NamedTuple):
