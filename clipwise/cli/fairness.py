@@ -159,7 +159,7 @@ def _from_options(options: Mapping[str, Any], methods: str, epsilon: str, seeds:
 def _check_groups(study: Study, texts: list[str]) -> tuple[str, list[Pair]]:
     """The grouping of the study and the pairs to compare, before anything runs."""
     from clipwise.data import DATASETS, is_file, load
-    from clipwise.fairness.grouping import BY_CLASS, find_grouping, group_index
+    from clipwise.data.grouping import BY_CLASS, find_grouping, group_index
 
     asked = {trial.config.group_by for trial in study.trials}
     if len(asked) > 1:

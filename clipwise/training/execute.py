@@ -16,17 +16,19 @@ from torch.utils.data import TensorDataset
 
 from clipwise.clipping import METHODS, make_method
 from clipwise.data import DATASETS, DataSet, get_source, is_file, load
+from clipwise.data.grouping import find_grouping
 from clipwise.data.source import cache_folder
 from clipwise.data.text import Encoder
-from clipwise.fairness.grouping import find_grouping
+from clipwise.fairness.after_training import clipped_counts, group_counts
 from clipwise.fairness.of_run import figures_of_run
-from clipwise.loop.fit import Fit, fit
+from clipwise.loop.fit import AfterTraining, Fit, fit
 from clipwise.models import build_model, get_architecture, parameter_count, text_encoder
 from clipwise.models.freezing import FeaturesAndHead, on_features, trains_last_layer_only
 from clipwise.models.pretrained import note
 from clipwise.statement import Statement
-from clipwise.training.config import TrainConfig
 from clipwise.training.folder import RunFolder, finite
+from clipwise.training.options import TrainConfig
+from clipwise.training.resolve import optimizer_of
 from clipwise.training.tensorboard import EventLog
 from clipwise.types import ClipwiseError
 
@@ -134,31 +136,29 @@ def _fit(
     return fit(
         trained,
         train_part,
-        epsilon=settings.epsilon,
-        noise_multiplier=settings.noise_multiplier,
-        delta=settings.delta,
-        epochs=int(settings.epochs or 0),
-        expected_batch_size=int(settings.batch or 0),
-        method=settings.method,
-        method_options=settings.method_options,
-        groups=groups,
-        number_of_groups=len(grouping.names),
-        group_counts=settings.group_counts,
-        clipped_counts=settings.clipped_counts,
-        schedule=settings.schedule,
-        allow_unsound=settings.allow_unsound,
-        optimizer=settings.make_optimizer,
+        mechanism=settings.mechanism,
+        performance=settings.performance,
+        optimizer=optimizer_of(settings),
         loss=str(settings.loss),
         lr_schedule=settings.lr_schedule,
         average_weights=float(settings.average_weights or 0),
         test=test_part,
-        seed=settings.seed,
-        accountant=settings.accountant,
+        groups=groups,
+        after=_after(settings, groups, len(grouping.names)),
         ledger=folder.ledger,
-        max_physical_batch=settings.max_physical_batch,
         on_epoch=keep_epoch,
         on_step=keep_step,
     )
+
+
+def _after(settings: TrainConfig, groups: Callable[[Any], Tensor] | None, number_of_groups: int) -> list[AfterTraining]:
+    """Counts by group on the training records, where they were asked for."""
+    asked = ((group_counts, settings.group_counts), (clipped_counts, settings.clipped_counts))
+    return [
+        make(noise, groups=groups, number_of_groups=number_of_groups)  # type: ignore[arg-type]  # refused if None
+        for make, noise in asked
+        if noise is not None
+    ]
 
 
 def _third(batch: Any) -> Tensor:

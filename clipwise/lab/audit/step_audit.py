@@ -174,7 +174,7 @@ def _run(
     run, found = private.run, []
     try:
         for step in range(steps):
-            noise = run.noise = _Silent() if steps == 1 else _MadeUp()
+            noise = run.stepper.noise = _Silent() if steps == 1 else _MadeUp()
             state, before, shares = run.state.method, _charged(private), run.plan.shares(step)
             for (x,) in private.loader:
                 optimizer.zero_grad()
@@ -298,7 +298,7 @@ def _statistics(
     inside, outside, rows, scales = [], [], [], []
     sides: dict[str, list[Tensor]] = {}
     watch = _Watch(private.run.noise)
-    private.run.noise = watch
+    private.run.stepper.noise = watch
     for _ in range(math.ceil(steps / len(private.loader))):
         for (index,) in private.loader:
             bound, step = method.l2_bound(private.run.state.method), private.run.state.step

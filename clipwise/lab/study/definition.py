@@ -42,7 +42,8 @@ from typing import Any
 
 from clipwise import validate
 from clipwise.lab.tuning.share import Share
-from clipwise.training.config import TrainConfig, make_config
+from clipwise.training.config import make_config
+from clipwise.training.options import TrainConfig
 from clipwise.types import BadArgument
 
 _FACTS = {"title": "", "source": "", "differs": "", "minutes": 0, "tuning_cost": "not said", "tuning": ""}

@@ -12,7 +12,8 @@ from clipwise.lab.tuning import make_strategy
 from clipwise.lab.tuning.candidates import Axis, Candidate, make_candidates
 from clipwise.lab.tuning.planning import SearchPlan, Size, make_search_plan
 from clipwise.lab.tuning.trial import pieces
-from clipwise.training.config import TrainConfig, make_config
+from clipwise.training.config import make_config
+from clipwise.training.options import TrainConfig
 from clipwise.types import BadArgument
 
 _HELD_OUT = 0.1
@@ -79,6 +80,7 @@ def prepare(
         return Search(plan, public_data, cuts, seed, tested=False)
     from clipwise.models import get_architecture
     from clipwise.training.execute import load_asked, make_network
+    from clipwise.training.resolve import resolve
 
     if public_data is not None:
         load_asked(make_config({**kept, "data": public_data}))  # refuses now what it would refuse later
@@ -92,7 +94,7 @@ def prepare(
         raise BadArgument(
             f"data={listed[0].config.data!r} has too few records for {len(cuts)} parts; search over fewer"
         )
-    listed = [replace(c, config=c.config.model_copy(update={"delta": delta}).resolved(dataset)) for c in listed]
+    listed = [replace(c, config=resolve(c.config.model_copy(update={"delta": delta}), dataset)) for c in listed]
     for each in {each.config.model: each for each in listed}.values():
         make_network(each.config, dataset)  # refuses now what it would refuse later
         if get_architecture(str(each.config.model)).reconstructs:
@@ -104,7 +106,7 @@ def prepare(
 
 
 def size_of_run(config: TrainConfig, records: int) -> Size:
-    batch, epochs = int(config.batch or 0), int(config.epochs or 0)
+    batch, epochs = int(config.expected_batch_size or 0), int(config.epochs or 0)
     if batch > records:
         raise BadArgument(f"batch={batch!r} is above the {records} records that a run trains on; give a smaller one")
     return Size(records, batch, epochs * math.ceil(records / batch - 1e-9), epochs)
@@ -127,14 +129,14 @@ def _stated(
     records = samples if cuts is None else cuts[0]
     sizes = []
     for candidate in listed:
-        batch = candidate.config.batch
+        batch = candidate.config.expected_batch_size
         if batch is None:
             raise BadArgument("batch=None: a plan without data needs --batch, the expected batch size")
         if not batch <= records:
             raise BadArgument(
                 f"batch={batch!r} is above the {records} records that a run trains on; give a smaller one"
             )
-        sizes.append(Size(records, batch, steps, steps * batch / records))
+        sizes.append(Size(records, int(batch), steps, steps * batch / records))
     delta = 1e-5 if delta is None else delta
     if delta >= 1 / samples:
         raise BadArgument(
