@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from clipwise.clipping import Method
 from clipwise.dropin import Private, attach
-from clipwise.noise import GaussianNoise
+from clipwise.noise import GaussianNoise, Noise
 
 ALPHA = 1e-6
 SLACK = 1e-5  # float32 sums of a few hundred terms
@@ -327,10 +327,10 @@ def _statistics(
         _test_noise(audit, name, torch.cat(noises).numpy())
 
 
-class _Watch(GaussianNoise):
+class _Watch:
     """Passes on, and keeps what was added (the audit may see it; nobody else can)."""
 
-    def __init__(self, inner: GaussianNoise) -> None:
+    def __init__(self, inner: Noise) -> None:
         self._inner = inner
         self.noises: list[Tensor] = []
 
