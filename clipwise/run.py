@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from clipwise import __version__, validate
 from clipwise.accounting import Ledger, StepEvent, epsilon, within
+from clipwise.accounting.ledger import LedgerExists, block_of
 from clipwise.clipping import Method, make_method
 from clipwise.keystream import Key
 from clipwise.noise import GaussianNoise
@@ -130,7 +131,7 @@ class Run:
         self.ledger = open_ledger(ledger, self._public_facts())
         self._ledger_path = ledger
         self._goes_on = bool(self.ledger.events())  # an older ledger whose charges count
-        key = (Key.fresh() if seed is None else Key.from_seed(seed)).derive(f"segment {self.ledger.segment}")
+        key = (Key.fresh() if seed is None else Key.from_seed(seed)).derive(f"segment {self.ledger.stream}")
         self._seeded = seed is not None
         self.noise = GaussianNoise(key)
         self.batches = PoissonLoader(
@@ -277,8 +278,11 @@ def open_ledger(path: str | Path | None, facts: Mapping[str, Any]) -> Ledger:
     """In memory, or a file: a new one, or an old one that goes on (its charges stay, and count)."""
     if path is None:
         return Ledger.in_memory(run=facts)
-    path = Path(path)
-    return Ledger.open(path, run=facts) if path.exists() else Ledger.create(path, run=facts)
+    block = block_of(facts["steps"])
+    try:
+        return Ledger.create(path, run=facts, block=block)
+    except LedgerExists:
+        return Ledger.open(path, run=facts, block=block)
 
 
 def trainable_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
