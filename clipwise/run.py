@@ -187,7 +187,7 @@ class Run:
             plan_fingerprint=self._fingerprint,
             resumes=(saved.step, saved.digest) if saved is not None and replays else None,
             must_contain=None if saved is None else saved.facts["ledger_head"],
-            after=earlier,
+            after=earlier if saved is None else (),  # a run that goes on has them in its ledger
             block=block,
         )
 

@@ -27,6 +27,7 @@ from clipwise.losses import Loss, make_loss
 from clipwise.mechanism import Mechanism, Performance, split, takes_options
 from clipwise.noise import Noise
 from clipwise.run import Run
+from clipwise.state import Part
 from clipwise.statement import Statement
 from clipwise.types import BadArgument
 
@@ -113,6 +114,7 @@ def fit(
     earlier: Sequence[str | Path] = (),
     checkpoints: str | Path | Keeping | None = None,
     resume: str | Path | None = None,
+    parts: Mapping[str, Part] | None = None,
     mechanism: Mechanism | None = None,
     performance: Performance | None = None,
     on_epoch: Callable[[dict[str, Any]], None] | None = None,
@@ -136,6 +138,7 @@ def fit(
         earlier: ledgers of earlier runs on the same data, whose charges count in this budget.
         checkpoints: a folder to keep the run's state in, every 5 minutes (or as a `Keeping` says).
         resume: such a folder; the run goes on from its last whole checkpoint, with the same ledger.
+        parts: what else has a state that checkpoints must keep, by name.
         mechanism, performance: the options below, each as one value.
         on_epoch: gets each line of the history.
         on_step: gets the public values of each step, and the number of steps planned.
@@ -175,7 +178,7 @@ def fit(
     keeper = make_keeper(checkpoints, run)
     run.engine.install()
     try:
-        run.restore(average=average, rates=rates, report=report)
+        run.restore(average=average, rates=rates, report=report, **(parts or {}))
         keeper.begin()
         for epoch in range(1 + run.state.step // per_epoch, epochs + 1):
             left = epoch * per_epoch - run.state.step
