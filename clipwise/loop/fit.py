@@ -194,6 +194,7 @@ def fit(
             if affordable < left:
                 raise run.exhausted()
             keeper.after_step()
+        keeper.end()
         average.finish()
         run.engine.remove()
         released = _release(run, train, loss, after)

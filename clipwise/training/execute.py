@@ -36,6 +36,7 @@ from clipwise.training.record import Record
 from clipwise.training.resolve import optimizer_of
 from clipwise.training.signals import StopRequests, stop_requests
 from clipwise.training.tensorboard import EventLog
+from clipwise.training.unfinished import SameSettings
 from clipwise.types import ClipwiseError
 
 
@@ -181,7 +182,7 @@ def _fit(
         earlier=[ledger_of(run) for run in settings.after],
         checkpoints=keeping,
         resume=folder.checkpoints if resume else None,
-        parts={"record": record},
+        parts={"record": record, "settings": SameSettings(settings)},
         on_epoch=record.epoch,
         on_step=record.step,
     )

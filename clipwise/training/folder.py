@@ -59,6 +59,14 @@ class RunFolder:
                 f"out={str(self.path)!r}: a run is under way there; wait for it, or name another"
             ) from error
 
+    @property
+    def ended(self) -> bool:
+        """Whether a run ended well here: its result is the last file that it writes."""
+        try:
+            return "error" not in json.loads((self.path / "result.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError, TypeError):
+            return False
+
     def write(self, name: str, content: str | bytes) -> None:
         durable.write(self.path / name, content)
 
