@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from clipwise import validate
-from clipwise.accounting import Ledger
+from clipwise.accounting import Event, Ledger
 from clipwise.clipping import METHODS, Method
 from clipwise.loop.averaging import WeightAverage, check_decay
 from clipwise.loop.evaluation import accuracy, check_class_targets, mean_loss
@@ -44,6 +44,7 @@ class Trained(NamedTuple):
     method_state: Any
     ledger: Ledger
     noise: Noise
+    event: Event  # what it costs, as planned
     step: int
 
 
@@ -230,9 +231,11 @@ def _release(run: Run, train: Dataset, loss: Any, after: Sequence[AfterTraining]
     state = run.state
     return {
         one.name: one.release(
-            Trained(run.model, train, loss, run.plan.method, state.method, run.ledger, run.noise, state.step + number)
+            Trained(
+                run.model, train, loss, run.plan.method, state.method, run.ledger, run.noise, event, state.step + number
+            )
         )
-        for number, one in enumerate(after)
+        for number, (one, event) in enumerate(zip(after, run.plan.after, strict=True))
     }
 
 
