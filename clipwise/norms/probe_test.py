@@ -334,7 +334,7 @@ class Remembers(nn.Module):
 def test_a_buffer_that_remembers_records_is_refused():
     torch.manual_seed(0)
     model = Remembers(lambda x: 0.1 * x.detach().mean(0))
-    with pytest.raises(Unsupported, match="buffer 'seen'"):
+    with pytest.raises(Unsupported, match="buffer or parameter 'seen'"):
         recorded(installed(model), model, torch.randn(6, 4))
     assert (model.seen == 0).all()
     counts = Remembers(lambda _: 1.0)
