@@ -101,9 +101,10 @@ class Private:
         mine, count = self._epochs_begun, len(self.loader)
         affordable = self.run.affordable(count)
         first = self.run.state.step
+        self.run.engine.begin_epoch()
         try:
             for batch, records in self.run.batches.batches(range(first, first + affordable)):
-                self.run.engine.open(batch.rows)
+                self.run.engine.open(batch.rows, batch.padding)
                 self._batch, self._records = batch, records
                 yield records
                 if mine != self._epochs_begun:
@@ -113,6 +114,7 @@ class Private:
                         "a batch of private.loader was not followed by optimizer.step(); a step that is left out because of its data would leak. "
                         "Call loss.backward() and optimizer.step() for every batch"
                     )
+            self.run.engine.end_epoch()
         finally:
             if mine == self._epochs_begun:
                 self._drop()  # a loop left in the middle: what was summed of an unfinished logical batch is forgotten
@@ -227,6 +229,7 @@ def attach(
     sample_rate: float | None = None,
     loss_reduction: str = "mean",
     max_physical_batch: int | None = None,
+    pad_to: int | None = None,
     accountant: str = "best",
     engine: str = "fast",
     lr_scheduler: Any = None,
@@ -245,7 +248,9 @@ def attach(
     size, which is then treated as public. loss_reduction: how the loss that you call backward() on combines the
     examples, "mean" or "sum". It must treat them alike: a mean over *tokens that are not padding*, or a loss that
     compares examples, lets one example change another's share, and no bound would hold. max_physical_batch: split
-    larger batches, exactly; give the lr_scheduler too, so that it moves once a logical step. engine: "fast", or
+    larger batches, exactly; give the lr_scheduler too, so that it moves once a logical step. pad_to: a public number that
+    batches of texts or series are padded or cut to, where collate pads to the longest record and the model does not mask
+    padding (see `clipwise.pad_to`). engine: "fast", or
     "generic" (torch.func for the whole model; slower, for models that change shape from call to call). seed: for
     studies and tests only; without it the randomness comes from the operating system. ledger: a file for the privacy
     ledger; an existing one goes on, and what it holds counts.
@@ -278,6 +283,7 @@ def attach(
         sample_rate=sample_rate,
         loss_reduction=loss_reduction,
         max_physical_batch=max_physical_batch,
+        pad_to=pad_to,
         accountant=accountant,
         engine=engine,
         seed=seed,

@@ -23,7 +23,7 @@ from clipwise.keystream import Key
 from clipwise.noise import GaussianNoise
 from clipwise.norms import Bookkeeping
 from clipwise.plans import check_delta, make_plan
-from clipwise.sampling import PoissonLoader, PoissonSampler, check_loader
+from clipwise.sampling import PoissonLoader, PoissonSampler, check_collate, check_loader
 from clipwise.schedules import ScheduleLike
 from clipwise.statement import Statement
 from clipwise.step import State, initial_state
@@ -53,6 +53,7 @@ class Run:
         sample_rate: float | None,
         loss_reduction: str,
         max_physical_batch: int | None,
+        pad_to: int | None = None,
         accountant: str,
         engine: str,
         seed: int | None,
@@ -127,6 +128,7 @@ class Run:
             generic=engine == "generic",
             notify=remember,
         )
+        collated = check_collate(loader, pad_to=pad_to)
         self.ledger = open_ledger(ledger, self._public_facts())
         self._ledger_path = ledger
         self._goes_on = bool(self.ledger.events())  # an older ledger whose charges count
@@ -134,7 +136,11 @@ class Run:
         self._seeded = seed is not None
         self.noise = GaussianNoise(key)
         self.batches = PoissonLoader(
-            loader, PoissonSampler(size, sample_rate), key, max_physical_batch=max_physical_batch
+            loader,
+            PoissonSampler(size, sample_rate),
+            key,
+            max_physical_batch=max_physical_batch,
+            collated=collated,
         )
         self.state: State = initial_state(self.plan)
         _taken.add(model)

@@ -195,6 +195,7 @@ def fit(
         for epoch in range(1, epochs + 1):
             affordable = run.affordable(per_epoch)
             steps = range(run.state.step, run.state.step + affordable)
+            run.engine.begin_epoch()
             for _, batches in groupby(run.batches.batches(steps), key=lambda pair: pair[0].step):
                 run.state = private_step(
                     run.plan,
@@ -210,6 +211,7 @@ def fit(
                 average.update()
                 report.step(run.state.step, epochs * per_epoch, **run.public_values())
                 rates.after_step()
+            run.engine.end_epoch()
             spent = run.epsilon() if run.plan.delta is not None else None
             report.epoch(
                 epoch,

@@ -60,9 +60,9 @@ class Runs:
         self.counts = False  # whether some run has changed a number or a buffer: what the model does may change with it
 
     def __call__(self, batch: tuple[tuple, dict], *with_: Any, seed: int = 3, again: bool = False, calm: bool = False) -> Any:
-        """The output. `again`: from the state that the last run has left; `calm`: with constants for random numbers."""
-        if not again:
-            self.state.restore()
+        """The output. `again`: from the state that the last run has left, but for generators; `calm`: with constants for random
+        numbers."""
+        self.state.restore_generators() if again else self.state.restore()
         seed_all(seed)
         args, kwargs = batch
         with Calm() if calm else nullcontext():

@@ -22,7 +22,8 @@ def recorded(engine, model, x, *more, **named):
 
 
 def installed(model, **options):
-    engine = Bookkeeping(model, dict(model.named_parameters()), loss_reduction="sum", notify=lambda _: None, **options)
+    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    engine = Bookkeeping(model, trainable, loss_reduction="sum", notify=lambda _: None, **options)
     engine.install()
     return engine
 

@@ -84,7 +84,11 @@ class State:
                 _put_back(value, was)
             elif isinstance(value, np.ndarray):
                 np.copyto(value, was)
-            elif type(value) in _GENERATORS:
+        self.restore_generators()
+
+    def restore_generators(self) -> None:
+        for value, was, _ in self._values.values():
+            if type(value) in _GENERATORS:
                 _GENERATORS[type(value)][1](value, was)
 
     def moved(self) -> dict[str, Leaf]:
