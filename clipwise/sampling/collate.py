@@ -98,6 +98,8 @@ def _is(x: Tensor, fill: Any) -> Tensor:
 
 def check_collate(loader: DataLoader, *, pad_to: int | None = None) -> tuple[Collate, Layout]:
     """The collate function to be used and what is known of its batches, after refusing one that mixes records."""
+    if pad_to is not None:
+        validate.count("pad_to", pad_to)
     collate, dataset = loader.collate_fn, loader.dataset
     several = getattr(dataset, "__getitems__", None)
     if collate is default_collate and several is None and pad_to is None:
@@ -107,7 +109,6 @@ def check_collate(loader: DataLoader, *, pad_to: int | None = None) -> tuple[Col
         layout = _look(source)
         if pad_to is None:
             return collate, layout
-        validate.count("pad_to", pad_to)
         if not layout.padded:
             raise BadArgument(
                 f"pad_to={pad_to}: no tensor of a batch was found to follow the length of its records; leave pad_to out, or pad in "
