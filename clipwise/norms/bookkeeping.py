@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_flatten
 
 from clipwise.norms.choice import Chooser
 from clipwise.norms.kernel import PER_EXAMPLE, Call, Direct, Kernel, widened_for
+from clipwise.norms.precision import exact_products
 from clipwise.norms.probe import Probe, probe
 from clipwise.norms.recording import Pass, SpreadNode, TapNode
 from clipwise.norms.reduction import contradicts, not_linear
@@ -318,7 +319,7 @@ class Bookkeeping:
             # What is measured and summed must not be rounded to half precision again, or the bound would not hold.
             p = next(iter(call.params.values()))
             b, saved = widened_for(p, b), tuple(widened_for(p, s) for s in saved)
-            with torch.autocast(b.device.type, enabled=False):
+            with exact_products(b.device.type):
                 if current.is_shared(call):
                     current.add_shared(call, call.kernel.direct(call, saved, b))
                 else:
