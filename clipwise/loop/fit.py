@@ -184,12 +184,14 @@ def fit(
         for epoch in range(1 + run.state.step // per_epoch, epochs + 1):
             left = epoch * per_epoch - run.state.step
             affordable = run.affordable(left)
+            run.engine.begin_epoch()
             for _ in run.take_steps(affordable, _loss_of(model, loss)):
                 average.update()
                 report.step(run.state.step, epochs * per_epoch, **run.public_values())
                 rates.after_step()
                 if run.state.step < epoch * per_epoch:
                     keeper.after_step()
+            run.engine.end_epoch()
             report.epoch(epoch, run.state.step, epsilon=run.epsilon_or_none(), **run.public_values())
             rates.after_epoch(report.figure)
             if affordable < left:
