@@ -4,12 +4,12 @@
     for epoch in range(10):
         for x, y in private.loader:
             optimizer.zero_grad()
-            loss = criterion(model(x), y)
-            loss.backward()
+            losses = criterion(model(x), y)  # reduction="none": one loss a row
+            private.backward(losses)  # or loss.backward() on their mean
             optimizer.step()
     print(private.epsilon(), private.statement().to_markdown())
 
-Model and optimizer stay the objects they were. `loss.backward()` leaves no gradient on the parameters;
+Model and optimizer stay the objects they were. The backward pass leaves no gradient on the parameters;
 `optimizer.step()` clips, sums, charges, adds noise, puts the *released* gradient on p.grad, and then takes the
 optimizer's own step.
 
@@ -26,7 +26,7 @@ from types import MethodType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
@@ -75,6 +75,11 @@ class Private:
     def epsilon(self, delta: float | None = None) -> float:
         """Epsilon so far, from the ledger; at the delta given to `attach`, or another."""
         return self.run.epsilon(delta)
+
+    def backward(self, losses: Tensor) -> None:
+        """The backward pass from one loss a row, of shape (rows,), in the place of `loss.backward()`. Clipwise sums them; that
+        each depends on its own row alone is verified. `loss_reduction` does not matter."""
+        self.run.engine.backward(losses)
 
     def statement(self) -> Statement:
         """What is guaranteed, under which assumptions, and what is not."""
@@ -226,6 +231,7 @@ def attach(
     expected_batch_size: float | None = None,
     sample_rate: float | None = None,
     loss_reduction: str = "mean",
+    loss_declared: str | None = None,
     max_physical_batch: int | None = None,
     accountant: str = "best",
     engine: str = "fast",
@@ -243,8 +249,9 @@ def attach(
     size of the data set. method and its options (threshold=1.0 for "fixed"): see `clipwise methods`.
     expected_batch_size, sample_rate: public numbers; by default the loader's batch size, and that over the data set's
     size, which is then treated as public. loss_reduction: how the loss that you call backward() on combines the
-    examples, "mean" or "sum". It must treat them alike: a mean over *tokens that are not padding*, or a loss that
-    compares examples, lets one example change another's share, and no bound would hold. max_physical_batch: split
+    examples, "mean" or "sum"; private.backward(losses) needs none. The loss must be a function of each record alone: that is
+    proved from its graph, or refused. loss_declared="row-wise": your word for a loss that cannot be proved so, which the
+    statement quotes (docs/losses.md). max_physical_batch: split
     larger batches, exactly; give the lr_scheduler too, so that it moves once a logical step. engine: "fast", or
     "generic" (torch.func for the whole model; slower, for models that change shape from call to call). seed: for
     studies and tests only; without it the randomness comes from the operating system. ledger: a file for the privacy
@@ -277,6 +284,7 @@ def attach(
         expected_batch_size=expected_batch_size,
         sample_rate=sample_rate,
         loss_reduction=loss_reduction,
+        loss_declared=loss_declared,
         max_physical_batch=max_physical_batch,
         accountant=accountant,
         engine=engine,

@@ -21,7 +21,7 @@ from clipwise.accounting import Ledger, StepEvent, epsilon, within
 from clipwise.clipping import Method, make_method
 from clipwise.keystream import Key
 from clipwise.noise import GaussianNoise
-from clipwise.norms import Bookkeeping
+from clipwise.norms import ROW_WISE, Bookkeeping
 from clipwise.plan import check_delta, make_plan
 from clipwise.report import Statement
 from clipwise.sampling import PoissonLoader, PoissonSampler, check_loader
@@ -52,6 +52,7 @@ class Run:
         expected_batch_size: float | None,
         sample_rate: float | None,
         loss_reduction: str,
+        loss_declared: str | None,
         max_physical_batch: int | None,
         accountant: str,
         engine: str,
@@ -64,6 +65,8 @@ class Run:
         after: tuple[StepEvent, ...] = (),
     ):
         validate.choice("loss_reduction", loss_reduction, ("mean", "sum"))
+        if loss_declared is not None:
+            validate.choice("loss_declared", loss_declared, (ROW_WISE,))
         validate.choice("engine", engine, ENGINES)
         if max_physical_batch is not None:
             validate.count("max_physical_batch", max_physical_batch)
@@ -123,6 +126,7 @@ class Run:
             model,
             parameters,
             loss_reduction=loss_reduction,
+            loss_declared=loss_declared,
             by_rule=seed is not None,  # a run that is to be repeated must not depend on a clock
             generic=engine == "generic",
             notify=remember,
@@ -225,6 +229,7 @@ class Run:
             else method.claimed_epsilon(self.state.method, plan.context, plan.delta),
             side_queries=tuple(side._asdict() for side in plan.side_queries),
             size_is_public=self._size_is_public,
+            loss=self.engine.loss.statement(),
             seeded=self._seeded,
             ledger="in memory" if self._ledger_path is None else str(self._ledger_path),
             ledger_head=self.ledger.head,

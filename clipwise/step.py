@@ -107,12 +107,12 @@ def private_step(
     optimizer: torch.optim.Optimizer,
     groups: Callable[[Any], Tensor] | None = None,
 ) -> State:
-    """One logical step over its physical batches. `loss(batch)` is the batch's loss, reduced as the engine was told;
+    """One logical step over its physical batches. `loss(batch)` is one loss a row, or a loss reduced as the engine was told;
     `groups(batch)` the group of each record, for a method that wants it."""
     partial = Partial()
     for info, batch in batches:
         engine.open(info.rows)
-        loss(batch).backward()
+        backward_pass(engine, loss(batch))
         own = None if groups is None else groups(batch)
         absorb(plan, state, partial, engine.close(), masked=info.masked, groups=own)
     released, following = release(plan, state, partial, noise, ledger)
@@ -125,6 +125,14 @@ def private_step(
     )
     optimizer.step()
     return following
+
+
+def backward_pass(engine: Bookkeeping, loss: Tensor) -> None:
+    """From one loss a row, or from a loss that was reduced as the engine was told."""
+    if loss.dim():
+        engine.backward(loss)
+    else:
+        loss.backward()
 
 
 def _plus(total: list[Tensor], more: list[Tensor]) -> list[Tensor]:

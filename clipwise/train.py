@@ -88,6 +88,7 @@ def fit(
     method_options: Mapping[str, Any] | None = None,
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
     loss: str | Loss | Callable[[Any, Tensor], Tensor] = "cross-entropy",
+    loss_declared: str | None = None,
     lr_schedule: str | LrSchedule | None = None,
     average_weights: float = 0.0,
     test: Dataset | None = None,
@@ -108,7 +109,8 @@ def fit(
     comparison.
 
     `train` and `test` are data sets of (input, target); `loss` is the text of one (see losses.py), or a function
-    `loss(output, target)`, a mean over the rows. `optimizer` makes the optimizer from the parameters (SGD with momentum
+    `loss(output, target)`: one loss a row, or a mean over the rows, which is proved to be one or refused (`loss_declared`,
+    see `attach`). `optimizer` makes the optimizer from the parameters (SGD with momentum
     by default), `lr_schedule` moves its rate (see lr_schedules.py). `average_weights` is the decay of a moving average of
     the weights: the trained model is that average (see averaging.py). `schedule` changes the noise over the run;
     `allow_unsound` runs a method without a valid guarantee (see `attach`). `on_epoch` gets each line of the history,
@@ -148,7 +150,7 @@ def fit(
         if isinstance(loss, Loss):
             loss.check_classes(classes)
     model.train()
-    compare = loss
+    compare = loss.each if isinstance(loss, Loss) else loss
 
     def loss_of(batch: Any) -> Tensor:
         inputs, targets = (x.to(device) for x in batch[:2])  # the group may follow
@@ -176,6 +178,7 @@ def fit(
         expected_batch_size=None,
         sample_rate=None,
         loss_reduction="mean",
+        loss_declared=loss_declared,
         max_physical_batch=max_physical_batch,
         accountant=accountant,
         engine="fast",
@@ -223,7 +226,7 @@ def fit(
         average.finish()
         if groups is not None:
             run.engine.remove()
-            counts = _release_counts(run, model, train, groups, int(number_of_groups or 0), asked, loss, device)
+            counts = _release_counts(run, model, train, groups, int(number_of_groups or 0), asked, compare, device)
     finally:
         run.close()
     return Fit(
@@ -298,7 +301,7 @@ def _fit_plain(
             optimizer.zero_grad()
             for info, batch in group:
                 if not info.masked:
-                    (loss_of(batch) * (info.rows / (loader.batch_size or 1))).backward()
+                    (loss_of(batch).mean() * (info.rows / (loader.batch_size or 1))).backward()
             optimizer.step()
             report.average.update()
             done += 1
