@@ -28,7 +28,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 REMEDIES = (
     "Give one loss a row to private.backward(losses) (reduction='none'); or take a loss from clipwise.losses; or, if you know that the "
-    "loss is a {reduction} of one term a row that depends on that record alone, attach(..., loss_declared='row-wise'), which the "
+    'loss is a {reduction} of one term a row that depends on that record alone, attach(..., loss_declared="row-wise"), which the '
     "privacy statement then quotes as your word"
 )
 

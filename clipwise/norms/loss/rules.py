@@ -582,7 +582,7 @@ def loss_of_numbers(op: Op) -> State:
         value = getattr(op.node, f"_saved_{name}", None)
         if value is not None and not _has_rows(value, found, op.shapes[0]):
             raise ClassWeights(f"{op.name} was given {name}, a tensor that all rows share")
-    return _by_code(op, found, op.shapes[0], op.saved("reduction"))
+    return _by_code(found, op.shapes[0], op.saved("reduction"))
 
 
 def loss_of_rows(op: Op) -> State:
@@ -592,7 +592,7 @@ def loss_of_rows(op: Op) -> State:
         raise ClassWeights(f"{op.name} was given class weights")
     if found.dim != 0 or len(op.shapes[0]) != 2:
         raise NotRowWise(f"{op.name} takes the rows for classes")
-    return _by_code(op, found, op.shapes[0][:1], op.saved("reduction"))
+    return _by_code(found, op.shapes[0][:1], op.saved("reduction"))
 
 
 def _aligned_inputs(op: Op) -> Rows:
@@ -604,7 +604,7 @@ def _aligned_inputs(op: Op) -> Rows:
     return _joined(found)  # type: ignore[arg-type]
 
 
-def _by_code(op: Op, state: Rows, shape: tuple[int, ...], code: int) -> State:
+def _by_code(state: Rows, shape: tuple[int, ...], code: int) -> State:
     if code == _NONE:
         return state
     others = tuple(size for d, size in enumerate(shape) if d != state.dim)
@@ -625,7 +625,7 @@ def nll(op: Op) -> State:
         )
         raise ClassWeights(f"cross entropy was given class weights, and {why}")
     places = (shape[0], *shape[2:])
-    found = _by_code(op, state.fixed(), places, code)
+    found = _by_code(state.fixed(), places, code)
     if isinstance(found, Rows):
         return found
     if code == _MEAN and float(op.saved("total_weight")) != prod(places):
