@@ -1,3 +1,4 @@
+# ruff: noqa: ARG001, ARG004, ARG005 - the cases share one signature
 """The loss at the edge: what one more record moves the released sum by, over the bound (s/C), is at most 1, or the loss is refused.
 
 Each case is a loop through the public API at q = 1 without noise, on N records and on N + 1.
@@ -322,7 +323,7 @@ def test_a_refusal_names_three_remedies(name):
 def checkpointed(private, model, x, y, t, m):
     from torch.utils.checkpoint import checkpoint
 
-    a, b, w = model(x)
+    a, _, _ = model(x)
     ce(checkpoint(lambda a: a * 1.5 + 1, a, use_reentrant=False), y).backward()
 
 
@@ -485,10 +486,14 @@ def test_a_number_that_changes_from_batch_to_batch_is_refused():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     loader = DataLoader(data(True), batch_size=8)
     private = clipwise.attach(model, optimizer, loader, noise_multiplier=1.0, seed=0, loss_reduction="sum")
-    with pytest.raises(LoopMisuse, match="earlier batches"):
+
+    def run():
         for i, (x, y, _, _) in enumerate(private.loader):
             (ce(model(x)[0], y, reduction="none") * (1 + i)).sum().backward()
             optimizer.step()
+
+    with pytest.raises(LoopMisuse, match="earlier batches"):
+        run()
     private.detach()
 
 
@@ -549,6 +554,38 @@ def test_other_models_train_beside_a_private_one():
         ce(model(x)[0], y).backward()
 
     released(step, extra=True)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # that dynamo reads
+@pytest.mark.parametrize("how", ["the model", "in place", "the loss"])
+def test_compiled(how):
+    """A compiled model is run between its taps as it was written; a compiled loss is verified row by row, or refused."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    called = torch.compile(model, backend="aot_eager") if how == "the model" else model
+    if how == "in place":
+        model.compile(backend="aot_eager")
+    each = torch.compile(ce, backend="aot_eager") if how == "the loss" else ce
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    loader = DataLoader(TensorDataset(torch.randn(32, 4), torch.arange(32) % 3), batch_size=8)
+    private = clipwise.attach(model, optimizer, loader, noise_multiplier=0.0, seed=0)
+    for x, y in private.loader:
+        if how == "the loss":
+            with pytest.raises(LoopMisuse, match="CompiledFunction"):
+                each(called(x), y).backward()
+        private.backward(each(called(x), y, reduction="none"))
+        optimizer.step()
+        got = [p.grad.clone() for p in model.parameters()]
+        break
+    private.detach()
+    plain = clipwise.attach(model, optimizer, loader, noise_multiplier=0.0, seed=0)
+    for x, y in plain.loader:
+        plain.backward(ce(model(x), y, reduction="none"))
+        optimizer.step()
+        break
+    plain.detach()
+    for p, g in zip(model.parameters(), got, strict=True):
+        torch.testing.assert_close(p.grad, g)
 
 
 def test_the_examples_of_the_docs_run(capsys):

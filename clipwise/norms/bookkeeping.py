@@ -437,4 +437,5 @@ def _recording_forward(engine: Bookkeeping, run: Callable, unit: Unit | None, or
         return run(unit, original, args, kwargs)
 
     forward.is_recording = True  # type: ignore[attr-defined]
-    return forward
+    # A compiled graph would fold the taps away, or keep those of its first batch: what is between them may be compiled.
+    return torch.compiler.disable(forward)

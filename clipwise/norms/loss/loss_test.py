@@ -1,3 +1,4 @@
+# ruff: noqa: ARG005 - the cases share one signature
 """torch's losses, each in its row-wise forms, against the loop over single rows; and how the walk reads shapes."""
 
 import pytest
