@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from clipwise.lab.tuning.runner import tune
     from clipwise.loop.fit import fit
     from clipwise.plans import Plan
+    from clipwise.sampling import pad_to
     from clipwise.step import private_step
     from clipwise.types import BadArgument, BudgetExhausted, ClipwiseError, LoopMisuse, Unsupported
 
@@ -23,6 +24,7 @@ _HOME = {
     "attach": "clipwise.dropin",
     "Private": "clipwise.dropin",
     "fix": "clipwise.fixing",
+    "pad_to": "clipwise.sampling",
     "fit": "clipwise.loop.fit",
     "Plan": "clipwise.plans",
     "private_step": "clipwise.step",
@@ -40,6 +42,7 @@ __all__ = [
     "attach",
     "fit",
     "fix",
+    "pad_to",
     "private_step",
     "tune",
 ]

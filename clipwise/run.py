@@ -30,9 +30,9 @@ from clipwise.checkpoint import Checkpoint, CheckpointCorrupt, Checkpoints
 from clipwise.keystream import Key
 from clipwise.mechanism import Mechanism, Performance, split
 from clipwise.noise import GaussianNoise, Noise
-from clipwise.norms import Bookkeeping, PlainEngine
+from clipwise.norms import ROW_WISE, Bookkeeping, PlainEngine
 from clipwise.plans import Facts, Plan, check_delta
-from clipwise.sampling import SampledLoader, check_loader
+from clipwise.sampling import SampledLoader, check_collate, check_loader
 from clipwise.state import Generators, Part, RunState, StepState, data_fingerprint
 from clipwise.statement import Statement
 from clipwise.step import Engine, State, Stepper, initial_state, private_step
@@ -54,6 +54,8 @@ class Run:
         performance: Performance | None = None,
         *,
         loss_reduction: str = "mean",
+        loss_declared: str | None = None,
+        pad_to: int | None = None,
         groups: Callable[[Any], Tensor] | None = None,
         ledger: str | Path | None = None,
         earlier: Sequence[str | Path] = (),
@@ -71,6 +73,8 @@ class Run:
             raise BadArgument(f"{', '.join(options)}: the mechanism is given whole; put its options into it")
         self.mechanism, self.performance = mechanism, performance or Performance()
         validate.choice("loss_reduction", loss_reduction, ("mean", "sum"))
+        if loss_declared is not None:
+            validate.choice("loss_declared", loss_declared, (ROW_WISE,))
         parameters = trainable_parameters(model, optimizer)
         facts = Facts(
             size=check_loader(loader),
@@ -90,7 +94,8 @@ class Run:
         self._kept_in: set[Path] = set()
         self._saved = None if resume is None else self._checkpoint(resume, plan, notify)
         self._fingerprint = self._of_plan(plan, parameters, optimizer, loader)
-        engine = self._engine(parameters, loss_reduction, notify)
+        engine = self._engine(parameters, loss_reduction, loss_declared, notify)
+        collated = check_collate(loader, pad_to=pad_to) if plan.private else None
         book = self._open(ledger if plan.private else None, plan, books)
         self._ledger_path = ledger
         self._goes_on = bool(book.events())  # an older ledger whose charges count
@@ -98,7 +103,9 @@ class Run:
             plan = self._with_what_is_left(plan, facts, book, self._saved.step)
         seed = mechanism.seed
         key = (Key.fresh() if seed is None else Key.from_seed(seed)).derive(f"segment {book.stream}")
-        self.batches = SampledLoader(loader, plan.sampler, key, max_physical_batch=self.performance.max_physical_batch)
+        self.batches = SampledLoader(
+            loader, plan.sampler, key, max_physical_batch=self.performance.max_physical_batch, collated=collated
+        )
         self.stepper = Stepper(
             plan,
             initial_state(plan),
@@ -112,7 +119,11 @@ class Run:
         _taken.add(model)
 
     def _engine(
-        self, parameters: Mapping[str, nn.Parameter], loss_reduction: str, notify: Callable[[str], None]
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        loss_reduction: str,
+        loss_declared: str | None,
+        notify: Callable[[str], None],
     ) -> Engine:
         if not self.mechanism.private:
             return PlainEngine(parameters, loss_reduction=loss_reduction)
@@ -125,6 +136,7 @@ class Run:
             self.model,
             parameters,
             loss_reduction=loss_reduction,
+            loss_declared=loss_declared,
             by_rule=self.mechanism.seed is not None,  # a run that is to be repeated must not depend on a clock
             generic=self.performance.engine == "generic",
             notify=remember,
@@ -380,6 +392,7 @@ class Run:
             else method.claimed_epsilon(self.state.method, plan.context, plan.delta),
             side_queries=tuple(side._asdict() for side in plan.side_queries),
             size_is_public=plan.size_is_public,
+            loss=self.engine.loss.statement() if isinstance(self.engine, Bookkeeping) else "not looked at",
             seeded=self.mechanism.seed is not None,
             ledger=self._ledger_name(),
             ledger_head=self.ledger.head if plan.private else "",

@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 from clipwise import __version__
 from clipwise.cli import (
     account,
+    audit,
     bench,
     calibrate,
     claims,
@@ -122,6 +123,7 @@ for command in (
 ):
     app.command()(command)
 app.add_typer(data.app, name="data")
+app.add_typer(audit.app, name="audit")
 
 
 def main() -> None:
