@@ -24,6 +24,7 @@ from clipwise.cli import (
     claims,
     data,
     fairness,
+    faults,
     ledger,
     methods,
     models,
@@ -120,6 +121,7 @@ for command in (
     study.study,
     tune.tune,
     fairness.fairness,
+    faults.faults,
 ):
     app.command()(command)
 app.add_typer(data.app, name="data")

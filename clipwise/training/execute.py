@@ -93,7 +93,7 @@ def train_into(
                 record = Record(folder, log, on_step, on_epoch, notice)
                 keeping = Keeping(folder.checkpoints, every_steps, rescue=rescue, stop=stop, notify=notice)
                 done = _fit(settings, dataset, parts, folder, record, keeping, resume=resume)
-            result = _kept(settings, dataset, network, done, parts[2], folder, rescue)
+            result = _kept(settings, dataset, network, done, parts[2], record, folder, rescue)
         except BaseException as error:
             told = _told(error, folder, stop)
             folder.fail(told)
@@ -118,15 +118,16 @@ def _kept(
     network: nn.Module,
     done: Fit,
     test_part: TensorDataset | None,
+    record: Record,
     folder: RunFolder,
     rescue: str | None,
 ) -> tuple[dict[str, Any], Statement]:
     """The results in the folder; where it cannot be written, elsewhere, and the first error is the one that is told."""
     try:
-        return _write(settings, dataset, network, done, test_part, folder)
+        return _write(settings, dataset, network, done, test_part, record, folder)
     except OSError as error:
         other = RunFolder(Path(tempfile.mkdtemp(prefix="clipwise-rescue-", dir=rescue)))
-        _write(settings, dataset, network, done, test_part, other)
+        _write(settings, dataset, network, done, test_part, record, other)
         raise ClipwiseError(
             f"{folder.path} cannot be written ({error}); model, statement and result were kept in {other.path}, the ledger is "
             f"{folder.ledger}"
@@ -232,9 +233,11 @@ def _write(
     network: nn.Module,
     done: Fit,
     test_part: TensorDataset | None,
+    record: Record,
     folder: RunFolder,
 ) -> tuple[dict[str, Any], Statement]:
     """Weights, statement and result; the result is what `clipwise train --json` prints."""
+    record.write(folder)
     folder.write("model.safetensors", save({k: v.contiguous() for k, v in network.state_dict().items()}))
     if not all(p.isfinite().all() for p in network.parameters()):
         folder.write("statement.md", done.statement.to_markdown())

@@ -17,7 +17,15 @@ from clipwise.training.options import TrainConfig
 from clipwise.types import BadArgument
 
 # What a run can leave before its first checkpoint is whole; anything else in a folder is not ours to remove.
-_AT_FIRST = {"config.toml", ".config.toml.part", "ledger.jsonl", ".ledger.jsonl.head", "checkpoints", ".lock"}
+_AT_FIRST = {
+    "config.toml",
+    ".config.toml.part",
+    "ledger.jsonl",
+    ".ledger.jsonl.head",
+    "checkpoints",
+    "result.json",
+    ".lock",
+}
 _MOST_BESIDE = 200  # folders that are looked at, so that a new run among thousands starts at once
 
 

@@ -219,7 +219,7 @@ def checkpoint_rolled_back(rig: Rig, mode: str, place: Path) -> str:  # noqa: AR
     return "the newest checkpoint removed"
 
 
-def other_data(rig: Rig, mode: str, place: Path) -> str:  # noqa: ARG001
+def other_data(rig: Rig, mode: str, place: Path) -> str:
     """One number of one record differs; a run without a seed knows its data by layout only, so it gets other columns."""
     import numpy as np
 

@@ -53,13 +53,11 @@ class Points:
             _ACTIONS[action]()
 
     def install(self) -> None:
-        import torch
-
         import clipwise.step as step
         from clipwise.training.folder import RunFolder
 
         self._before(step.Stepper, "begin", "forward")
-        self._before(torch.Tensor, "backward", "backward")
+        self._before(step, "backward_pass", "backward")
         self._before(step, "charge", "before the charge")
         _log_draws(step)
         self._before(step, "add_noise", "between charge and noise")
