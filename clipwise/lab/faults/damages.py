@@ -12,6 +12,7 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from clipwise.lab.faults.rig import RESUME, Lost, Rig, write_data
 
@@ -39,16 +40,17 @@ def damaged(rig: Rig, mode: str, damage: Damage) -> str:
 # Accidents: one file, one damage
 
 
-def accident(rig: Rig, mode: str, place: Path) -> str:  # noqa: ARG001
-    file = rig.chance.choice(_files(place))
-    name = rig.chance.choice(tuple(_ACCIDENTS))
-    content = file.read_bytes()
-    changed = _ACCIDENTS[name](content, rig.chance)
-    if changed is None:
-        file.unlink()
-    else:
-        file.write_bytes(changed)
-    return f"{file.relative_to(place)}, {name}"
+def accident(name: str) -> Damage:
+    def damage(rig: Rig, mode: str, place: Path) -> str:  # noqa: ARG001
+        file = rig.chance.choice(_files(place))
+        changed = ACCIDENTS[name](file.read_bytes(), rig.chance)
+        if changed is None:
+            file.unlink()
+        else:
+            file.write_bytes(changed)
+        return f"{file.relative_to(place)}, {name}"
+
+    return damage
 
 
 def _files(place: Path) -> list[Path]:
@@ -56,7 +58,8 @@ def _files(place: Path) -> list[Path]:
     run = place / "run"
     checkpoints = sorted((run / "checkpoints").glob("step-*"))
     kept = [path / name for path in checkpoints for name in ("manifest.json", "state.json", "tensors.safetensors")]
-    return [run / "ledger.jsonl", run / "ledger.jsonl", run / "config.toml", place / "data.npz", *kept]
+    ledger = [run / "ledger.jsonl", run / "ledger.jsonl", run / ".ledger.jsonl.head"]
+    return [*ledger, run / "config.toml", place / "data.npz", *kept]
 
 
 def _flip(content: bytes, chance: random.Random) -> bytes:
@@ -76,7 +79,7 @@ def _cut_out(content: bytes, chance: random.Random) -> bytes:
     return content[:first] + content[end:]
 
 
-_ACCIDENTS: dict[str, Callable[[bytes, random.Random], bytes | None]] = {
+ACCIDENTS: dict[str, Callable[[bytes, random.Random], bytes | None]] = {
     "a bit flipped": _flip,
     "truncated": lambda content, chance: content[: chance.randrange(len(content))],
     "a block of zeros": _zero,
@@ -108,13 +111,18 @@ def edited(rig: Rig, mode: str, place: Path) -> str:  # noqa: ARG001
     return f"ledger line {place_of} {how}"
 
 
+_FORGERIES: dict[str, tuple[Any, ...]] = {
+    "noise_multiplier": (1e9, -1.0, 15.0, "NaN"),
+    "sample_rate": (1e-9, 1.5),
+    "count": (-5, 1 << 70),
+}
+
+
 def forged(rig: Rig, mode: str, place: Path) -> str:  # noqa: ARG001
     """The ledger written anew with other numbers and right sums: only what is kept elsewhere can tell."""
     ledger = place / "run" / "ledger.jsonl"
-    field, value = rig.chance.choice(
-        (("noise_multiplier", 1e9), ("noise_multiplier", -1.0), ("noise_multiplier", 15.0), ("sample_rate", 1e-9))
-        + (("sample_rate", 1.5), ("count", -5), ("count", 1 << 70), ("noise_multiplier", "NaN"))
-    )
+    field = rig.chance.choice(tuple(_FORGERIES))
+    value = rig.chance.choice(_FORGERIES[field])
     head, lines = "0" * 64, []
     for text in ledger.read_text().splitlines():
         record = json.loads(text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,7 +14,7 @@ from clipwise.types import BadArgument
 Trial = Callable[[Rig, str], str]  # a mode in; what became of it in words out, or `Lost`
 
 KILL, DAMAGE, TROUBLE = "kills", "damages", "troubles"
-_USUAL = {KILL: 40, DAMAGE: 50, TROUBLE: 10}  # trials of a fault: 400 kills, 500 accidents and forgeries, 130 troubles
+_USUAL = {KILL: 24, DAMAGE: 34, TROUBLE: 6}  # trials of a fault: 240 kills, 510 damages, 78 troubles
 _TWO = ("reproducible", "secure")
 
 
@@ -42,7 +41,7 @@ def _kill(point: str, rig: Rig, mode: str) -> str:
 
 def _damages() -> Iterator[Fault]:
     for name, damage in {
-        "bits, blocks and lengths": damages.accident,
+        **{name: damages.accident(name) for name in damages.ACCIDENTS},
         "ledger shortened": damages.shortened,
         "ledger rolled back": damages.rolled_back,
         "ledger edited": damages.edited,
@@ -96,7 +95,7 @@ class Row:
     trials: int = 0
     survived: int = 0
     lost: int = 0
-    outcomes: Counter[str] = field(default_factory=Counter)
+    outcomes: dict[str, int] = field(default_factory=dict)
     losses: list[str] = field(default_factory=list)
 
 
@@ -129,7 +128,8 @@ def run(
 def _one(rig: Rig, fault: Fault, mode: str, row: Row) -> None:
     row.trials += 1
     try:
-        row.outcomes[fault.trial(rig, mode)] += 1
+        how = fault.trial(rig, mode)
+        row.outcomes[how] = row.outcomes.get(how, 0) + 1
         row.survived += 1
     except Lost as error:
         row.lost += 1
@@ -144,7 +144,7 @@ def markdown(rows: Sequence[Row], command: str, about: str) -> str:
         "|---|--:|--:|--:|---|",
     ]
     for row in [*rows, *_totals(rows)]:
-        how = "; ".join(f"{words} {count}" for words, count in row.outcomes.most_common())
+        how = "; ".join(f"{words} {row.outcomes[words]}" for words in sorted(row.outcomes))
         lines.append(f"| {row.fault} | {row.trials} | {row.survived} | {row.lost} | {how} |")
     return "\n".join(lines) + "\n"
 
