@@ -108,7 +108,7 @@ class Private:
         first = self.run.state.step
         try:
             for batch, records in self.run.batches.batches(range(first, first + affordable)):
-                self.run.engine.open(batch.rows)
+                self.run.engine.open(batch.rows, records)
                 self._batch, self._records = batch, records
                 yield records
                 if mine != self._epochs_begun:

@@ -111,7 +111,7 @@ def private_step(
     `groups(batch)` the group of each record, for a method that wants it."""
     partial = Partial()
     for info, batch in batches:
-        engine.open(info.rows)
+        engine.open(info.rows, batch)
         backward_pass(engine, loss(batch))
         own = None if groups is None else groups(batch)
         absorb(plan, state, partial, engine.close(), masked=info.masked, groups=own)

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_flatten
 from clipwise.norms.choice import Chooser
 from clipwise.norms.influence import grown
 from clipwise.norms.kernel import PER_EXAMPLE, Call, Direct, Kernel, widened_for
-from clipwise.norms.loss import LossProof, judged, mark, unwatch, watch
+from clipwise.norms.loss import LossProof, Witness, judged, mark, unwatch, watch
 from clipwise.norms.probe import Probe, probe
 from clipwise.norms.recording import Pass, SpreadNode, TapNode
 from clipwise.norms.refuse import refuse_mixing_layers
@@ -133,10 +133,14 @@ class Bookkeeping:
 
     # -- one physical batch --------------------------------------------------------------------------------------------
 
-    def open(self, rows: int) -> None:
-        """A physical batch of so many rows begins; what an unfinished one left is dropped."""
+    def open(self, rows: int, records: Any = None) -> None:
+        """A physical batch of so many rows begins; what an unfinished one left is dropped. What the loop does with the
+        `records` of the first one is followed (loss/witness.py)."""
         self._over()
         self._pass = Pass(rows, self.loss)
+        if records is not None and rows > 1 and self.loss.wants_witness:
+            self._pass.witness = Witness(rows, records)
+            self._pass.witness.start()
 
     def backward(self, losses: Tensor) -> None:
         """The backward pass of the open batch from one loss a row, whatever reduction was declared."""
@@ -147,6 +151,8 @@ class Bookkeeping:
     def _over(self) -> None:
         if self._pass is not None:
             self._pass.over = True
+            if self._pass.witness is not None:
+                self._pass.witness.leave()
         self._pass = None
 
     @property
@@ -175,6 +181,15 @@ class Bookkeeping:
     # -- while recording -----------------------------------------------------------------------------------------------
 
     def _run_root(self, unit: Unit | None, original: Callable, args: tuple, kwargs: dict) -> Any:
+        witness = None if self._pass is None or self._in_root else self._pass.witness
+        if witness is None:
+            return self._run_model(unit, original, args, kwargs)
+        witness.pause((args, kwargs))
+        out = self._run_model(unit, original, args, kwargs)
+        witness.go_on(self._outputs_with_rows(out))
+        return out
+
+    def _run_model(self, unit: Unit | None, original: Callable, args: tuple, kwargs: dict) -> Any:
         if self._pass is None and self._probing is None:
             return original(*args, **kwargs)  # no private batch is open: any backward will be refused at the parameters
         if self._probing is None and self._is_new(args, kwargs):
@@ -198,11 +213,19 @@ class Bookkeeping:
             if all(given[i].shape[0] == n for i in self._square):  # not the other reading of a square argument
                 self._output_shapes[n] = [x.shape for x in leaves]
             return
+        for x, dim in self._with_rows(leaves):
+            mark(x, self._pass, dim)
+
+    def _with_rows(self, leaves: list[Tensor]) -> list[tuple[Tensor, int | None]]:
         two, three = (self._output_shapes.get(n, []) for n in (2, 3))
-        known = len(two) == len(three) == len(leaves)
-        for i, x in enumerate(leaves):
-            dim = grown(two[i], three[i]) if known else None
-            mark(x, self._pass, None if dim is None or dim < 0 or x.dim() != len(two[i]) else dim)
+        if not len(two) == len(three) == len(leaves):
+            return [(x, None) for x in leaves]
+        dims = [grown(a, b) if x.dim() == len(a) else None for x, a, b in zip(leaves, two, three, strict=True)]
+        return [(x, None if dim is None or dim < 0 else dim) for x, dim in zip(leaves, dims, strict=True)]
+
+    def _outputs_with_rows(self, out: Any) -> list[tuple[Tensor, int]]:
+        leaves = [x for x in tree_flatten(out)[0] if isinstance(x, Tensor)]
+        return [(x, dim) for x, dim in self._with_rows(leaves) if dim is not None]
 
     def _is_new(self, args: tuple, kwargs: dict) -> bool:
         """One look is enough, except that what is spread broadcasts otherwise against dimensions of size 1, 2 or 3, and

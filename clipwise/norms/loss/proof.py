@@ -24,6 +24,9 @@ from clipwise.types import LoopMisuse, Unsupported
 
 ROW_WISE = "row-wise"  # what a user may declare of a loss
 _CLOSE = 1e-9  # numbers of Python's, multiplied and divided a few times
+_SMALL_COUNT = (
+    16  # whole numbers up to it are in many losses (squares, halves, class numbers), read from the batch or not
+)
 _HALF = (torch.float16, torch.bfloat16)
 
 REMEDIES = (
@@ -39,7 +42,7 @@ def judged(roots: Sequence[Any], gradients: Sequence[Any], of_grad: bool) -> Ite
     reached = reach(roots, gradients)
     batches = {id(m.batch): m.batch for m in reached.marks.values() if not m.batch.over}.values()
     for batch in batches:
-        batch.proof.judge(batch, reached)
+        batch.proof.judge(batch, reached, roots)
     with _open(batches):
         yield
 
@@ -64,9 +67,14 @@ class LossProof:
         self._verified: set[tuple[str, ...]] = set()
         self._generator = torch.Generator().manual_seed(0)  # of gradients that are sent and forgotten
         self._forms: dict[str, None] = {}  # in order
+        self._witnessed = False
         self.dummy: Tensor | None = None
 
-    def judge(self, batch: Any, reached: Reached) -> None:
+    @property
+    def wants_witness(self) -> bool:
+        return self.declared is None and not self._witnessed
+
+    def judge(self, batch: Any, reached: Reached, roots: Sequence[Any]) -> None:
         """Raises unless the pass from these roots may reach the taps of `batch`."""
         with self._distrusting(batch):
             if batch.rows == 1:  # the loss is this record's own, whatever it is
@@ -75,6 +83,7 @@ class LossProof:
             values = self._proved(batch, reached)
             self._settle(batch, float(batch.rows) if self.reduction == "mean" else 1.0)
             self._verify(batch, (self.reduction, *reached.signature), values)
+            self._hear_witness(batch, roots, self._numbers.get(reached.signature, ()))
 
     def backward(self, batch: Any, losses: Tensor) -> None:
         """From one loss a row: the sum of them, after a look at whether they are."""
@@ -88,9 +97,10 @@ class LossProof:
                 )
             self._settle(batch, 1.0)
             if batch.rows > 1:
-                self._refuse_shared(batch, reached)
+                numbers = self._refuse_shared(batch, reached)
                 edge = reached.roots[0][0]
                 self._verify(batch, ("rows", *reached.signature), [Row(edge, (batch.rows,), Rows(0))])
+                self._hear_witness(batch, [losses], numbers)
             self._forms["given row by row (private.backward), and verified to keep rows apart"] = None
         with _open([batch]):
             run_unseen(
@@ -116,17 +126,37 @@ class LossProof:
                 f"changed. {advice}"
             )
 
-    def _refuse_shared(self, batch: Any, reached: Reached) -> None:
-        """As much as the graph tells: a loss over a figure of the whole batch keeps rows apart, and is none of theirs alone."""
-        if self.declared == ROW_WISE:
-            return
+    def _refuse_shared(self, batch: Any, reached: Reached) -> tuple[float, ...]:
+        """As much as the graph tells: a loss over a figure of the whole batch keeps rows apart, and is none of theirs alone.
+        Gives the numbers that the row losses hold."""
         try:
-            if any(term.suspect for term in walk(reached, batch, batch.rows).total.terms):
+            terms = walk(reached, batch, batch.rows).total.terms
+            if any(term.suspect for term in terms):
                 raise Shared("a tensor that all rows share scales them, and may have been counted from the batch")
+            return tuple(n for term in terms for n in (*term.numbers, term.scale))
         except Shared as problem:
-            raise self._refusal(problem) from None
+            if self.declared != ROW_WISE:
+                raise self._refusal(problem) from None
         except (NotRowWise, Unknown):
-            return  # the gradients themselves decide
+            pass  # the gradients themselves decide
+        return ()
+
+    def _hear_witness(self, batch: Any, roots: Sequence[Any], numbers: Sequence[float]) -> None:
+        witness = batch.witness
+        if witness is None or self._witnessed:
+            return
+        read = [v for v in witness.numbers if abs(v) > _SMALL_COUNT or v != int(v)]
+        for n in numbers:
+            if any(isclose(n, v, rel_tol=_CLOSE) or isclose(n * v, 1, rel_tol=_CLOSE) for v in read if v != batch.rows):
+                raise self._refusal(Unknown(f"a number in it ({n:.6g}) was read from the records of the batch"))
+        if witness.finds_mixing(roots, self._generator):
+            raise self._refusal(
+                NotRowWise(
+                    "what arrives at one row's output, or what the model was given for it, changes with the values of other rows (a target, "
+                    "mask, weight, input or detached figure that was computed from several records)"
+                )
+            )
+        self._witnessed = True
 
     @contextmanager
     def _distrusting(self, batch: Any) -> Iterator[None]:

@@ -20,7 +20,7 @@ Judge = Callable[
 
 _lock = threading.Lock()
 _users = 0
-_original: Callable[..., Any] = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+_original: Callable[..., Any] = torch.autograd._engine_run_backward
 
 
 def watch(judge: Judge) -> None:
@@ -31,13 +31,13 @@ def watch(judge: Judge) -> None:
         _users += 1
         if _users > 1:
             return
-        original = _original = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+        original = _original = torch.autograd._engine_run_backward
 
         def run(roots: Sequence[Any], gradients: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
             with judge(roots, gradients, not kwargs.get("accumulate_grad", True)):
                 return original(roots, gradients, *args, **kwargs)
 
-        torch.autograd._engine_run_backward = run  # type: ignore[attr-defined]
+        torch.autograd._engine_run_backward = run  # type: ignore[assignment]
 
 
 def unwatch() -> None:
@@ -46,7 +46,7 @@ def unwatch() -> None:
     with _lock:
         _users -= 1
         if not _users:
-            torch.autograd._engine_run_backward = _original  # type: ignore[attr-defined]
+            torch.autograd._engine_run_backward = _original
 
 
 def run_unseen(*args: Any, **kwargs: Any) -> Any:

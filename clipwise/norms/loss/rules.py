@@ -557,10 +557,10 @@ def stack(op: Op) -> State:
 
 def batch_product(op: Op) -> State:
     """A product of matrices for each place of the first dimension."""
-    found = [op.rows_only()] if None in op.inputs else list(op.inputs)
-    if any(not isinstance(s, Rows) or s.dim for s in found) or len({s.where() for s in found}) != 1:  # type: ignore[union-attr]
+    found = [s for s in op.inputs if isinstance(s, Rows) and s.dim == 0]
+    if len(found) != sum(s is not None for s in op.inputs) or len({s.where() for s in found}) != 1:
         raise NotRowWise("a product of matrices combines rows with one another")
-    return _joined(found)  # type: ignore[arg-type]
+    return _joined(found)
 
 
 def matrix_product(op: Op) -> State:
