@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from clipwise import losses
     from clipwise.dropin import Private, attach
     from clipwise.fixing import fix
     from clipwise.plan import Plan
@@ -40,12 +41,15 @@ __all__ = [
     "attach",
     "fit",
     "fix",
+    "losses",
     "private_step",
     "tune",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "losses":  # a module of functions
+        return importlib.import_module("clipwise.losses")
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
     raise AttributeError(f"module 'clipwise' has no attribute {name!r}")

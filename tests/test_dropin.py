@@ -567,6 +567,7 @@ def test_a_method_that_can_not_start_leaves_no_ledger(tmp_path):
         ({"method": "unknown"}, "method='unknown'"),
         ({"colour": "red"}, "colour='red'"),
         ({"loss_reduction": "none"}, "loss_reduction='none'"),
+        ({"loss_declared": "mean"}, "loss_declared='mean'"),
         ({"max_physical_batch": 0}, "max_physical_batch=0"),
         ({"accountant": "gdp"}, "accountant='gdp'"),
         ({"sample_rate": 1.5}, r"sample_rate=1\.5"),

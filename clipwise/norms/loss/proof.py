@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clipwise.norms.loss.graph import Reached, Row, reach, walk
-from clipwise.norms.loss.marks import Mark
+from clipwise.norms.loss.graph import Edge, Reached, Row, reach, walk
 from clipwise.norms.loss.roots import run_unseen
 from clipwise.norms.loss.rowwise import mixing_layer
 from clipwise.norms.loss.rules import ClassWeights, Leaf, NotRowWise, Rows, Shared, Term, Unknown
@@ -24,6 +23,8 @@ from clipwise.types import LoopMisuse, Unsupported
 
 ROW_WISE = "row-wise"  # what a user may declare of a loss
 _CLOSE = 1e-9  # numbers of Python's, multiplied and divided a few times
+_FOLLOWED = "what the loop computed from the records of its first batch, followed and found to keep rows apart"
+_NOT_FOLLOWED = "targets, masks, weights and inputs of each row, taken for data of that record alone"
 _SMALL_COUNT = (
     16  # whole numbers up to it are in many losses (squares, halves, class numbers), read from the batch or not
 )
@@ -149,7 +150,8 @@ class LossProof:
         for n in numbers:
             if any(isclose(n, v, rel_tol=_CLOSE) or isclose(n * v, 1, rel_tol=_CLOSE) for v in read if v != batch.rows):
                 raise self._refusal(Unknown(f"a number in it ({n:.6g}) was read from the records of the batch"))
-        if witness.finds_mixing(roots, self._generator):
+        found = witness.finds_mixing(roots, self._generator)
+        if found:
             raise self._refusal(
                 NotRowWise(
                     "what arrives at one row's output, or what the model was given for it, changes with the values of other rows (a target, "
@@ -157,6 +159,7 @@ class LossProof:
                 )
             )
         self._witnessed = True
+        self._forms[_FOLLOWED if found is False else _NOT_FOLLOWED] = None
 
     @contextmanager
     def _distrusting(self, batch: Any) -> Iterator[None]:
@@ -183,8 +186,8 @@ class LossProof:
                 raise self._refusal(problem) from None
             self._forms["declared by the user: row-wise"] = None
             return [
-                Row(edge, tuple(edge[0]._input_metadata[edge[1]].shape), Rows(m.dim))
-                for edge, m in _own(reached, batch)
+                Row(edge, tuple(edge[0]._input_metadata[edge[1]].shape), Rows(dim))
+                for edge, dim in _own(reached, batch)
             ]
         self._forms[f"proved row-wise from the graph of each backward pass: a {self.reduction} over the rows"] = None
         return found.row_values
@@ -302,9 +305,10 @@ class LossProof:
         return "; ".join(self._forms) or "no backward pass was made"
 
 
-def _own(reached: Reached, batch: Any) -> list[tuple[Any, Mark]]:
+def _own(reached: Reached, batch: Any) -> list[tuple[Edge, int]]:
+    """The marks of this batch, and where their rows are."""
     return [
-        (edge, m)
+        (edge, m.dim)
         for edge, m in reached.marks.items()
         if m.batch is batch and m.dim is not None and edge[0]._input_metadata[edge[1]].shape[m.dim] == batch.rows
     ]

@@ -399,7 +399,11 @@ def reduce_all(state: State, shape: tuple[int, ...], gradient: float) -> Reduced
 
 def _is_log_softmax(op: Op, dims: list[int]) -> bool:
     node = op.node.next_functions[0][0]
-    return node is not None and node.name() == "LogSoftmaxBackward0" and dims == [node._saved_dim % len(op.in_shape)]
+    return (
+        node is not None
+        and node.name() == "LogSoftmaxBackward0"
+        and dims == [_signed(node._saved_dim) % len(op.in_shape)]
+    )
 
 
 # -- operations on shapes ----------------------------------------------------------------------------------------------
@@ -544,7 +548,7 @@ def cat(op: Op) -> State:
         return state
     if any(s is None for s in op.inputs):
         raise Unknown("rows of the batch are joined with others")
-    return state._replace(outer=sum(s.outer for s in op.inputs))  # type: ignore[union-attr]
+    return state._replace(outer=sum(s.outer for s in op.inputs if isinstance(s, Rows)))
 
 
 def stack(op: Op) -> State:

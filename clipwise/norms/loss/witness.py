@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode, _push_mode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils._pytree import tree_flatten, tree_map
 
 MOST_STEPS = 5000  # operations of a loop between loader and backward; one that has more is not followed
@@ -73,8 +73,12 @@ class Witness(TorchFunctionMode):
 
     def leave(self) -> None:
         self.stop()
-        if _get_current_function_mode() is self:
-            _pop_mode()
+        if self in _get_current_function_mode_stack():
+            above = []
+            while (mode := _pop_mode()) is not self:  # of a second private run, or of the user
+                above.append(mode)
+            for mode in reversed(above):
+                _push_mode(mode)
             if _frames_compiled() != self._frames:  # what was run step by step for our sake may be compiled from now on
                 torch._dynamo.reset()
 
@@ -131,13 +135,13 @@ class Witness(TorchFunctionMode):
 
     # -- once more -----------------------------------------------------------------------------------------------------
 
-    def finds_mixing(self, roots: Sequence[Any], generator: torch.Generator) -> bool:
-        """Whether gradients at the outputs, or inputs of the model, of some rows change with the values of others. The record
-        is used up."""
+    def finds_mixing(self, roots: Sequence[Any], generator: torch.Generator) -> bool | None:
+        """Whether gradients at the outputs, or inputs of the model, of some rows change with the values of others; None where
+        the loop could not be followed, or not be done again. The record is used up."""
         self.stop()
         try:
             if len(self._steps) > MOST_STEPS or not all(isinstance(r, Tensor) and id(r) in self._held for r in roots):
-                return False
+                return None
             try:
                 before = self._again(roots, None)
                 for donors in DONORS:
@@ -146,7 +150,7 @@ class Witness(TorchFunctionMode):
                     if any(_differ(a, b, dim, stay) for (a, dim), (b, _) in zip(before, after, strict=True)):
                         return True
             except Exception:  # what cannot be done again says nothing
-                return False
+                return None
             return False
         finally:
             self._steps, self._start, self._held, self._inputs = [], {}, {}, []
