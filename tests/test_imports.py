@@ -10,7 +10,9 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "clipwise"
 STAGES = ("sampling", "norms", "clipping", "noise", "optim", "accounting")
-SHARED = {"clipwise.types", "clipwise.validate", "clipwise.keystream", "clipwise.schedules", "clipwise"}
+SHARED = {f"clipwise.{name}" for name in ("types", "validate", "files", "keystream", "schedules", "randomness")} | {
+    "clipwise"
+}
 
 
 def imports(path):

@@ -2,6 +2,7 @@
 
 from clipwise.norms.bookkeeping import Bookkeeping
 from clipwise.norms.loss import ROW_WISE
+from clipwise.norms.plain import PlainEngine, PlainTape
 from clipwise.norms.tape import Tape
 
-__all__ = ["ROW_WISE", "Bookkeeping", "Tape"]
+__all__ = ["ROW_WISE", "Bookkeeping", "PlainEngine", "PlainTape", "Tape"]

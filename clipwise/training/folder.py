@@ -1,0 +1,123 @@
+"""The folder that a run leaves behind.
+
+    config.toml        what ran; `clipwise train --config` on it repeats the run
+    metrics.jsonl      one line an epoch: public or released values only
+    path.jsonl         threshold, noise and learning rate by step (at most 1,000 of them), public as well
+    ledger.jsonl       what was spent, written ahead by the training loop
+    checkpoints/       the run's state, the last two times that it was kept; gone when the run has ended well
+    model.safetensors  the trained weights
+    predictions.npz    the model's class, the right one and the group of each public test record, row by row
+    statement.md       the privacy statement, one page
+    tensorboard/       event files with the same values, where `--tensorboard` asked for them
+    result.json        what `clipwise train --json` printed, or how the run failed
+    report.html        what `clipwise report` drew of all that, with report/*.png; it can be drawn anew at any time
+
+A folder is never written twice, and each file appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from clipwise import durable
+from clipwise.locks import Held, holding
+from clipwise.types import BadArgument
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    path: Path
+
+    @property
+    def ledger(self) -> Path:
+        return self.path / "ledger.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """One process writes to the folder at a time."""
+        lock = self.path / ".lock"
+        try:
+            with holding(lock):
+                try:
+                    yield
+                finally:
+                    lock.unlink(missing_ok=True)
+        except Held as error:
+            raise BadArgument(
+                f"out={str(self.path)!r}: a run is under way there; wait for it, or name another"
+            ) from error
+
+    def write(self, name: str, content: str | bytes) -> None:
+        durable.write(self.path / name, content)
+
+    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        self.write(name, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+    def write_lines(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        self.write(name, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
+
+    def fail(self, error: BaseException) -> None:
+        """After a run that failed: what was spent stays on record; with nothing spent, the name is given back."""
+        if self.ledger.exists() or self.checkpoints.exists():
+            failed = {"error": str(error), "kind": type(error).__name__}
+            written = self.ledger.read_bytes() if self.ledger.exists() else b""
+            last = written.removesuffix(b"\n").rpartition(b"\n")[2]
+            with suppress(OSError):  # a full disk: the first error is the one to show
+                self.write_json("result.json", {**failed, "ledger_head": durable.sha256(last)})
+            return
+        shutil.rmtree(self.path)
+
+
+def ledger_of(run: str | Path) -> Path:
+    """The ledger of a run folder, or the file itself."""
+    path = Path(run)
+    return path / "ledger.jsonl" if path.is_dir() else path
+
+
+def create(out: str | None, data: str, method: str) -> RunFolder:
+    """A new folder: `out`, or runs/<time>-<data>-<method>. One that exists already is refused."""
+    if out is not None:
+        return RunFolder(_make(Path(out)))
+    stem = Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{data}-{method}"
+    for path in (stem, *(stem.with_name(f"{stem.name}-{n}") for n in range(2, 100))):
+        try:
+            return RunFolder(_make(path))
+        except BadArgument:
+            continue  # another run began in the same second
+    raise BadArgument(f"out={str(stem)!r} and 98 names like it exist already; name the run folder with --out")
+
+
+def _make(path: Path) -> Path:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir()  # atomic: of two runs that ask for one name, one fails
+    except OSError as error:
+        if path.exists():
+            raise BadArgument(
+                f"out={str(path)!r} exists already, and a run is never overwritten; name another folder"
+            ) from error
+        raise BadArgument(f"out={str(path)!r} cannot be made ({error}); name a folder that you may write to") from error
+    return path
+
+
+def finite(value: Any) -> Any:
+    """The value with every infinity and NaN as None, ready for strict JSON."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
