@@ -591,6 +591,29 @@ def test_two_runs_at_once_and_torch_as_it_was():
     assert torch.autograd._engine_run_backward is before
 
 
+def test_a_loop_that_fails_inside_a_mode_of_the_users_leaves_the_mode_alone():
+    """What follows the first batch sits below the user's own modes, which are taken away from the top."""
+
+    class Own(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    loader = DataLoader(TensorDataset(torch.randn(32, 4), torch.arange(32) % 3), batch_size=8)
+    private = clipwise.attach(model, optimizer, loader, noise_multiplier=1.0, seed=0)
+
+    def run():
+        for x, y in private.loader:
+            ce(model(x), y, reduction="sum").backward()
+
+    with Own() as own, pytest.raises(LoopMisuse):
+        run()
+    assert own not in torch.overrides._get_current_function_mode_stack()
+    private.detach()
+    assert not torch.overrides._get_current_function_mode_stack()
+
+
 def test_other_models_train_beside_a_private_one():
     """Their backward passes go through the same function, and are none of its business."""
 

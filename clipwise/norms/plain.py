@@ -6,6 +6,7 @@ No norm is measured, so that every record has the same weight; nothing is bounde
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn

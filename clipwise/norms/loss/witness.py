@@ -65,7 +65,8 @@ class Witness(TorchFunctionMode):
 
     def start(self) -> None:
         self._frames = _frames_compiled()
-        _push_mode(self)
+        # Below the modes of the user (`with torch.device(...)` around the loop), who will take the topmost away for theirs.
+        _set_modes([self, *_get_current_function_mode_stack()])
 
     def stop(self) -> None:
         """No more is taken down. (Who calls this from inside a torch function has to call `leave` later.)"""
@@ -73,12 +74,9 @@ class Witness(TorchFunctionMode):
 
     def leave(self) -> None:
         self.stop()
-        if self in _get_current_function_mode_stack():
-            above = []
-            while (mode := _pop_mode()) is not self:  # of a second private run, or of the user
-                above.append(mode)
-            for mode in reversed(above):
-                _push_mode(mode)
+        modes = _get_current_function_mode_stack()
+        if self in modes:
+            _set_modes([mode for mode in modes if mode is not self])
             if _frames_compiled() != self._frames:  # what was run step by step for our sake may be compiled from now on
                 torch._dynamo.reset()
 
@@ -205,6 +203,13 @@ class Witness(TorchFunctionMode):
     def _dim(self, x: Tensor) -> int:
         """Where the rows of a tensor of the batch are; -1: nowhere."""
         return next((d for d in range(min(2, x.dim())) if x.shape[d] == self.rows), -1)
+
+
+def _set_modes(modes: list[TorchFunctionMode]) -> None:
+    while _get_current_function_mode_stack():
+        _pop_mode()
+    for mode in modes:
+        _push_mode(mode)
 
 
 def _frames_compiled() -> int:
