@@ -142,6 +142,37 @@ def with_hook(private, model, x, y, t, m):
     ce(a, y).backward()
 
 
+def with_hook_on_the_loss(private, model, x, y, t, m):
+    loss = ce(model(x)[0], y)
+    loss.register_hook(lambda g: g * 10 / m.sum())
+    loss.backward()
+
+
+def with_hook_on_row_losses(private, model, x, y, t, m):
+    each = ce(model(x)[0], y, reduction="none")
+    each.register_hook(lambda g: g / m.sum())
+    private.backward(each)
+
+
+def behind_the_graph(private, model, x, y, t, m):
+    a, _, _ = model(x)
+    a.data = a.data - a.data.mean(0)
+    ce(a, y).backward()
+
+
+def read_and_filled(a, b, w, y, t, m):
+    return (ce(a, y, reduction="none") * torch.full((1,), 1 / float(m.sum())).expand(len(y))).sum()
+
+
+def clipped_at_the_median(a, b, w, y, t, m):
+    each = ce(a, y, reduction="none")
+    return each.clamp(max=float(each.detach().median())).mean()
+
+
+def twice_in_two_orders(private, model, x, y, t, m):
+    private.backward((model(x)[0] - model(x.flip(0))[0]).square().sum(1))
+
+
 def by_grad(private, model, x, y, t, m):
     loss = ce(model(x)[0], y).sqrt()
     torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad], allow_unused=True)
@@ -316,6 +347,12 @@ ATTACKS = {
     "row losses in another order": (rows(lambda a, b, w, y, t, m: ce(a, y, reduction="none").flip(0)), {}),
     "a function of one's own": (scalar(lambda a, b, w, y, t, m: Centred.apply(a).square().mean()), {}),
     "a hook that normalises": (with_hook, {}),
+    "a hook on the loss": (with_hook_on_the_loss, {}),
+    "a hook on row losses": (with_hook_on_row_losses, {}),
+    "written behind the graph": (behind_the_graph, {}),
+    "a count that was read, in a tensor": (scalar(read_and_filled), {"reduction": "sum"}),
+    "a median that was read": (scalar(clipped_at_the_median), {}),
+    "two orders of the same rows": (twice_in_two_orders, {}),
     "class weights in a thread": (in_a_thread, {}),
     "autograd.grad of a root": (by_grad, {}),
     "the engine called past torch": (from_the_engine, {}),
@@ -393,6 +430,19 @@ def with_gradient_on_inputs(private, model, x, y, t, m):
     (ce(model(x)[0], y) + F.mse_loss(model(x)[2].mean(2)[:, :4], x)).backward()
 
 
+def printed(private, model, x, y, t, m):
+    losses = ce(model(x)[0], y, reduction="none")
+    assert f"{losses.mean().item():.3f} {y.max().item()} {losses[0].item()}"
+    private.backward(0.5 * losses)
+
+
+def by_lengths(private, model, x, y, t, m):
+    lengths = 5 * m.sum(1)
+    width = int(lengths.max())
+    places = F.pad(torch.arange(width)[None] < lengths[:, None], (0, 5 * WORDS - width))[:, ::5]
+    private.backward((token_losses(model(x)[2], t) * places).sum(1) / places.sum(1))
+
+
 FINE = {
     "row losses": (rows(lambda a, b, w, y, t, m: ce(a, y, reduction="none")), {}),
     "row losses, whatever is declared": (rows(lambda a, b, w, y, t, m: ce(a, y, reduction="none")), {"reduction": "sum"}),
@@ -438,6 +488,9 @@ FINE = {
     "two outputs joined": (scalar(lambda a, b, w, y, t, m: torch.cat([a, b], 1).square().mean()), {}),
     "one output beneath the other": (scalar(lambda a, b, w, y, t, m: torch.cat([a[:, :2], b]).square().sum()), {"reduction": "sum"}),
     "attention within a row": (scalar(lambda a, b, w, y, t, m: (w @ w.transpose(1, 2)).softmax(2).square().mean()), {}),
+    "layer norm": (scalar(lambda a, b, w, y, t, m: ce(F.layer_norm(a, (CLASSES,)), y)), {}),
+    "a loss that was printed": (printed, {}),
+    "a mask by lengths that were read": (by_lengths, {}),
     "checkpointed": (checkpointed, {}),
     "in place": (in_place, {}),
     "autocast": (under_autocast, {}),

@@ -18,16 +18,13 @@ from torch import Tensor
 from clipwise.norms.loss.graph import Edge, Reached, Row, reach, walk
 from clipwise.norms.loss.roots import run_unseen
 from clipwise.norms.loss.rowwise import mixing_layer
-from clipwise.norms.loss.rules import ClassWeights, Leaf, NotRowWise, Rows, Shared, Term, Unknown
+from clipwise.norms.loss.rules import ClassWeights, Hooked, Leaf, NotRowWise, Rows, Shared, Term, Unknown
 from clipwise.types import LoopMisuse, Unsupported
 
 ROW_WISE = "row-wise"  # what a user may declare of a loss
 _CLOSE = 1e-9  # numbers of Python's, multiplied and divided a few times
 _FOLLOWED = "what the loop computed from the records of its first batch, followed and found to keep rows apart"
 _NOT_FOLLOWED = "targets, masks, weights and inputs of each row, taken for data of that record alone"
-_SMALL_COUNT = (
-    16  # whole numbers up to it are in many losses (squares, halves, class numbers), read from the batch or not
-)
 _HALF = (torch.float16, torch.bfloat16)
 
 REMEDIES = (
@@ -84,7 +81,7 @@ class LossProof:
             values = self._proved(batch, reached)
             self._settle(batch, float(batch.rows) if self.reduction == "mean" else 1.0)
             self._verify(batch, (self.reduction, *reached.signature), values)
-            self._hear_witness(batch, roots, self._numbers.get(reached.signature, ()))
+            self._hear_witness(batch, roots)
 
     def backward(self, batch: Any, losses: Tensor) -> None:
         """From one loss a row: the sum of them, after a look at whether they are."""
@@ -98,10 +95,10 @@ class LossProof:
                 )
             self._settle(batch, 1.0)
             if batch.rows > 1:
-                numbers = self._refuse_shared(batch, reached)
+                self._refuse_shared(batch, reached)
                 edge = reached.roots[0][0]
                 self._verify(batch, ("rows", *reached.signature), [Row(edge, (batch.rows,), Rows(0))])
-                self._hear_witness(batch, [losses], numbers)
+                self._hear_witness(batch, [losses])
             self._forms["given row by row (private.backward), and verified to keep rows apart"] = None
         with _open([batch]):
             run_unseen(
@@ -127,29 +124,23 @@ class LossProof:
                 f"changed. {advice}"
             )
 
-    def _refuse_shared(self, batch: Any, reached: Reached) -> tuple[float, ...]:
-        """As much as the graph tells: a loss over a figure of the whole batch keeps rows apart, and is none of theirs alone.
-        Gives the numbers that the row losses hold."""
+    def _refuse_shared(self, batch: Any, reached: Reached) -> None:
+        """As much as the graph tells: a loss over a figure of the whole batch keeps rows apart, and is none of theirs alone."""
         try:
-            terms = walk(reached, batch, batch.rows).total.terms
-            if any(term.suspect for term in terms):
+            if any(term.suspect for term in walk(reached, batch, batch.rows).total.terms):
                 raise Shared("a tensor that all rows share scales them, and may have been counted from the batch")
-            return tuple(n for term in terms for n in (*term.numbers, term.scale))
-        except Shared as problem:
+        except (Shared, Hooked) as problem:
             if self.declared != ROW_WISE:
                 raise self._refusal(problem) from None
         except (NotRowWise, Unknown):
             pass  # the gradients themselves decide
-        return ()
 
-    def _hear_witness(self, batch: Any, roots: Sequence[Any], numbers: Sequence[float]) -> None:
+    def _hear_witness(self, batch: Any, roots: Sequence[Any]) -> None:
         witness = batch.witness
         if witness is None or self._witnessed:
             return
-        read = [v for v in witness.numbers if abs(v) > _SMALL_COUNT or v != int(v)]
-        for n in numbers:
-            if any(isclose(n, v, rel_tol=_CLOSE) or isclose(n * v, 1, rel_tol=_CLOSE) for v in read if v != batch.rows):
-                raise self._refusal(Unknown(f"a number in it ({n:.6g}) was read from the records of the batch"))
+        if witness.used is not None:
+            raise self._refusal(Unknown(f"a number in it ({witness.used:.6g}) was read from the records of the batch"))
         found = witness.finds_mixing(roots, self._generator)
         if found:
             raise self._refusal(

@@ -2,7 +2,7 @@
 
 `Tensor.backward`, `autograd.backward` and `autograd.grad` all end in one function of torch's. It is replaced while an
 engine is installed; each pass is shown to `judge`, which raises where it must not run, and gives a context to run it in.
-A pass that does not come through here (from C++, say) finds the taps closed.
+A pass that does not come through here (from C++, say) finds the taps closed. Hooks on tensors are noted the same way.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch import Tensor
+
+from clipwise.norms.loss.marks import mark_hook
 
 Judge = Callable[
     [Sequence[Any], Sequence[Any], bool], AbstractContextManager
@@ -21,6 +24,15 @@ Judge = Callable[
 _lock = threading.Lock()
 _users = 0
 _original: Callable[..., Any] = torch.autograd._engine_run_backward
+
+
+_original_hook = Tensor.register_hook
+
+
+def _register_hook(self: Tensor, hook: Callable[..., Any]) -> Any:
+    """What a hook does to a gradient is not known; the walk refuses a loss that has one on its way."""
+    mark_hook(self)
+    return _original_hook(self, hook)
 
 
 def watch(judge: Judge) -> None:
@@ -38,6 +50,7 @@ def watch(judge: Judge) -> None:
                 return original(roots, gradients, *args, **kwargs)
 
         torch.autograd._engine_run_backward = run  # type: ignore[assignment]
+        Tensor.register_hook = _register_hook  # type: ignore[method-assign]
 
 
 def unwatch() -> None:
@@ -47,6 +60,7 @@ def unwatch() -> None:
         _users -= 1
         if not _users:
             torch.autograd._engine_run_backward = _original
+            Tensor.register_hook = _original_hook  # type: ignore[method-assign]
 
 
 def run_unseen(*args: Any, **kwargs: Any) -> Any:

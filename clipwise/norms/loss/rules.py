@@ -38,6 +38,10 @@ class Shared(Unknown):
     """A tensor that all rows share takes part."""
 
 
+class Hooked(Unknown):
+    """A hook may change the gradient on its way."""
+
+
 class Leaf(Unknown):
     """A tensor that asks for a gradient itself, and has no rows."""
 
@@ -498,6 +502,15 @@ def part(op: Op) -> State:
     return state
 
 
+def layer_norm(op: Op) -> State:
+    """Over the last dimensions; its own weights, if any, must be the model's."""
+    state = op.rows_only()
+    if state.dim >= len(op.in_shape) - len(op.saved("normalized_shape")):
+        raise NotRowWise("layer_norm runs over the rows")
+    _refuse_shared(op, state, "weight", "bias")
+    return state.fixed()
+
+
 def gather(op: Op) -> State:
     state = op.rows_only()
     dim = _signed(op.saved("dim")) % len(op.in_shape)
@@ -706,7 +719,8 @@ RULES: dict[str, Rule] = {
     **_named(expand, "Expand"),
     **_named(select, "Select Unbind"),
     **_named(part, "Slice Split SplitWithSizes"),
-    **_named(gather, "Gather"),
+    **_named(gather, "Gather IndexSelect"),
+    **_named(layer_norm, "NativeLayerNorm"),
     **_named(index, "Index"),
     **_named(cat, "Cat"),
     **_named(stack, "Stack"),

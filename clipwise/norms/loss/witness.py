@@ -9,12 +9,13 @@ half of the rows replaced by others. What arrives at the outputs of the rows tha
 them, must stay too.
 
 It sees what is computed by torch's functions on tensors of the batch. A number that is read from them (`.item()`) is
-remembered, so that a loss that holds it is refused. A loop that leaves torch in between (numpy, a function of one's own)
+remembered, so that a loop that computes with it is refused. A loop that leaves torch in between (numpy, a function of one's own)
 is followed only as far as that.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -31,16 +32,11 @@ DONORS = (1 << 30, 1, 1, 1, 1)
 _TOLERANCE = 1e-4  # relative to the largest gradient: the same kernels on the same rows
 
 _READS = ("item", "tolist", "__float__", "__int__", "__index__")
-_NOT_AGAIN = (
-    "backward",
-    "register_hook",
-    "retain_grad",
-    "requires_grad_",
-    "__repr__",
-    "__format__",
-    "__set__",
-    "numpy",
-)
+_LEAVES = ("numpy", "__array__", "tolist", "__dlpack__")  # where torch's functions see no more
+_NOT_AGAIN = ("backward", "register_hook", "retain_grad", "requires_grad_", "__repr__", "__format__", *_LEAVES)
+# Functions that make values of a whole number; in others it may be a length or a place.
+_ARITHMETIC = ("mul", "div", "add", "sub", "pow", "full", "tensor", "clamp", "where", "fill", "maximum", "minimum")
+_SMALL_COUNT = 16  # whole numbers up to it are in many losses (squares, class numbers), read from the batch or not
 
 
 class Witness(TorchFunctionMode):
@@ -49,7 +45,9 @@ class Witness(TorchFunctionMode):
     def __init__(self, rows: int, records: Any):
         super().__init__()
         self.rows = rows
-        self.numbers: list[float] = []  # that were read from tensors of the batch
+        self.used: float | None = None  # a number that was read from tensors of the batch and given to a function
+        self._numbers: list[float] = []  # that were read
+        self._left = False  # whether something was taken out of torch
         self._taking_down = True
         self._steps: list[tuple[Callable, Any, Any, Any, bool]] = []
         self._start: dict[int, Tensor] = {}  # values before the first step, by the tensor's id
@@ -98,11 +96,14 @@ class Witness(TorchFunctionMode):
         kwargs = kwargs or {}
         if not self._taking_down:
             return func(*args, **kwargs)
-        given = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
+        leaves = tree_flatten((args, kwargs))[0]
+        given = [x for x in leaves if isinstance(x, Tensor)]
+        name = getattr(func, "__name__", "")
+        if self._numbers:
+            self._look_for_numbers(name, leaves)
         if not any(id(x) in self._held for x in given):
             return func(*args, **kwargs)
-        name = getattr(func, "__name__", "")
-        changes = name.endswith("_") and not name.startswith("__")
+        changes = name == "__set__" or (name.endswith("_") and not name.startswith("__"))
         changes = (
             changes
             or name == "__setitem__"
@@ -115,8 +116,9 @@ class Witness(TorchFunctionMode):
         return out
 
     def _take_down(self, func: Callable, name: str, args: tuple, kwargs: dict, out: Any, changes: bool) -> None:
+        self._left |= name in _LEAVES
         if name in _READS:
-            self.numbers += [float(x) for x in tree_flatten(out)[0] if isinstance(x, int | float)]
+            self._numbers += [float(x) for x in tree_flatten(out)[0] if isinstance(x, int | float)]
             return
         made = _tensors(out)
         if name in _NOT_AGAIN or not (made or changes):
@@ -126,6 +128,14 @@ class Witness(TorchFunctionMode):
         self._steps.append((func, args, kwargs, out, torch.is_grad_enabled()))
         if len(self._steps) > MOST_STEPS:
             self._taking_down = False
+
+    def _look_for_numbers(self, name: str, leaves: Sequence[Any]) -> None:
+        whole_too = any(word in name for word in _ARITHMETIC)
+        for x in leaves:
+            if isinstance(x, int | float) and not isinstance(x, bool) and x and (whole_too or x != int(x)):
+                known = (v for v in self._numbers if v != self.rows and (abs(v) > _SMALL_COUNT or v != int(v)))
+                if any(math.isclose(x, v, rel_tol=1e-9) or math.isclose(x * v, 1, rel_tol=1e-9) for v in known):
+                    self.used = x
 
     def _follow(self, x: Tensor) -> None:
         self._held[id(x)] = x
@@ -149,7 +159,7 @@ class Witness(TorchFunctionMode):
                         return True
             except Exception:  # what cannot be done again says nothing
                 return None
-            return False
+            return None if self._left else False
         finally:
             self._steps, self._start, self._held, self._inputs = [], {}, {}, []
 
