@@ -42,7 +42,7 @@ class Run:
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        loader: DataLoader,
+        loader: DataLoader[Any],
         mechanism: Mechanism | None = None,
         performance: Performance | None = None,
         *,

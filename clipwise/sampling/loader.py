@@ -45,16 +45,16 @@ class PhysicalBatch:
 class _Collate:
     """The user's collate function, and the masked row for an empty batch. A class, so that workers can be spawned."""
 
-    def __init__(self, collate: Callable[[list], Any], masked: Any):
+    def __init__(self, collate: Callable[[list[Any]], Any], masked: Any):
         self._collate, self._masked = collate, masked
 
-    def __call__(self, records: list) -> Any:
+    def __call__(self, records: list[Any]) -> Any:
         if records:
             return self._collate(records)
         return tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, self._masked)
 
 
-class _Table(Dataset):
+class _Table(Dataset[Any]):
     """A TensorDataset whose batches are taken whole: what default_collate makes of its records one by one."""
 
     def __init__(self, tensors: tuple[Tensor, ...]):
@@ -64,14 +64,14 @@ class _Table(Dataset):
         return [t[indices] for t in self._tensors] if indices else []
 
 
-def _as_it_is(batch: list) -> list:
+def _as_it_is(batch: list[Any]) -> list[Any]:
     return batch
 
 
 class SampledLoader:
     """Delivers (PhysicalBatch, batch) for the steps that it is asked for."""
 
-    def __init__(self, loader: DataLoader, sampler: Sampler, key: Key, *, max_physical_batch: int | None):
+    def __init__(self, loader: DataLoader[Any], sampler: Sampler, key: Key, *, max_physical_batch: int | None):
         self._loader, self._sampler, self._key = loader, sampler, key
         self._most = max_physical_batch
         collate = loader.collate_fn
@@ -116,7 +116,7 @@ class SampledLoader:
             yield waiting.popleft(), batch
 
 
-def check_loader(loader: DataLoader) -> int:
+def check_loader(loader: DataLoader[Any]) -> int:
     """The number of records, after refusing what a Poisson sampler cannot honour."""
     if not isinstance(loader, DataLoader):
         raise BadArgument(
