@@ -80,6 +80,11 @@ class Stepper:
         return self._batch is not None
 
     @property
+    def unfinished(self) -> bool:
+        """Whether a part of a logical batch was summed."""
+        return bool(self._partial.gradient)
+
+    @property
     def rows(self) -> int:
         """Of the batch that has begun: private, for whoever must begin it anew in smaller ones."""
         return 0 if self._batch is None else self._batch.rows
@@ -173,7 +178,7 @@ def clip_and_sum(
 def charge(plan: Plan, state: State, ledger: Ledger) -> None:
     """The step on record, before its noise exists."""
     upcoming = plan.steps_per_epoch if plan.steps is None else max(1, plan.steps - state.step)
-    ledger.charge(state.step, plan.event(state.step), upcoming=upcoming, later=plan.event)  # type: ignore[arg-type]
+    ledger.charge(state.step, plan.event(state.step), upcoming=upcoming, later=plan.event)
 
 
 def add_noise(plan: Plan, state: State, partial: Partial, noise: Noise) -> Released:

@@ -24,11 +24,12 @@ STAGES = ("sampling", "norms", "clipping", "noise", "optim", "accounting")
 LAYERS = (
     ("types",),
     ("validate",),
-    ("keystream", "schedules", "named_text", "locks", "statement", "fixing"),
-    ("mechanism",),
+    ("keystream", "schedules", "named_text", "locks", "files", "durable", "statement", "fixing"),
+    ("mechanism", "checkpoint"),
     STAGES,
     ("plans",),
     ("step",),
+    ("state",),
     ("run",),
     ("dropin", "losses"),
     ("loop",),
@@ -43,7 +44,7 @@ LAYERS = (
     ("cli",),
 )
 LAYER = {room: number for number, rooms in enumerate(LAYERS) for room in rooms}
-SHARED = {"types", "validate", "keystream", "schedules"}  # all that a stage may import beside itself
+SHARED = {"types", "validate", "keystream", "schedules", "files"}  # all that a stage may import beside itself
 
 
 class Import(NamedTuple):

@@ -60,9 +60,9 @@ def fairness(
     if file is not None:
         _refuse({**options, "methods": methods, "epsilon": epsilon, "seeds": seeds, "group_by": group_by})
         made = _from_file(file, quick)
+    elif quick:
+        raise BadArgument("quick: only a study file has a short version; give fewer seeds or epochs")
     else:
-        if quick:
-            raise BadArgument("quick: only a study file has a short version; give fewer seeds or epochs")
         made = _from_options(
             options, methods or METHODS, epsilon or "1,3,5,8,10", 3 if seeds is None else seeds, group_by
         )
@@ -101,15 +101,13 @@ def fairness(
     for name, content in files.items():
         (folder / name).write_bytes(content)
     if publish is not None:
-        _publish(folder, [*files, "results.jsonl"], publish, made.name)
-        (publish / f"{made.name}-fairness.md").write_bytes(page(f"{made.name}-"))
+        _publish(folder, [*files, "results.jsonl"], publish, made.name, page(f"{made.name}-"))
     if as_json:
         output.print_json(found)
         raise typer.Exit(1 if failures else 0)
     output.print_table(made.title, *show.short_table(rows))
     output.messages().print(show.EXPLANATION, markup=False, highlight=False)
-    for name in files:
-        typer.echo(f"written  {folder / name}")
+    typer.echo("\n".join(f"written  {folder / name}" for name in files))
     if failures:
         raise some_failed(made, failures)
 
@@ -120,10 +118,11 @@ def _refuse(given: dict[str, Any]) -> None:
             raise BadArgument(f"{name}={value!r}: the study file decides that; leave it out, or leave out the file")
 
 
-def _publish(folder: Path, names: list[str], to: Path, prefix: str) -> None:
+def _publish(folder: Path, names: list[str], to: Path, prefix: str, page: bytes) -> None:
     to.mkdir(parents=True, exist_ok=True)
     for name in names:
         shutil.copyfile(folder / name, to / f"{prefix}-{name}")
+    (to / f"{prefix}-fairness.md").write_bytes(page)  # whose pictures have the prefix too
 
 
 def _from_file(file: Path, quick: bool) -> Study:
