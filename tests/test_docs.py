@@ -36,7 +36,7 @@ def test_the_method_of_the_docs_conforms_and_trains():
     assert len(code.splitlines()) < 80
     method = names["Quantile"]()
     check(method)
-    # methods.md, section V: C = .1 and no gradient below it -> .110517
+    # .1 exp(.2 x .5): C = .1 and no gradient below it -> .110517
     from clipwise.clipping import Context
     from clipwise.types import Released
 
