@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from clipwise.mechanism import Mechanism, Performance
     from clipwise.plans import Plan
     from clipwise.run import Run
+    from clipwise.sampling import pad_to
     from clipwise.step import private_step
     from clipwise.types import BadArgument, BudgetExhausted, ClipwiseError, LoopMisuse, Unsupported
 
@@ -38,6 +39,7 @@ _HOME = {
     "fit": "clipwise.loop.fit",
     "fix": "clipwise.fixing",
     "losses": "clipwise.losses",
+    "pad_to": "clipwise.sampling",
     "private_step": "clipwise.step",
     "tune": "clipwise.lab.tuning.runner",
 }
@@ -56,6 +58,7 @@ __all__ = [
     "fit",
     "fix",
     "losses",
+    "pad_to",
     "private_step",
     "tune",
 ]

@@ -117,6 +117,7 @@ class Private:
         self._left_of_epoch = 0
         affordable = self.run.affordable(count)
         first = self.run.state.step
+        self.run.engine.begin_epoch()
         try:
             for batch, records in self.run.batches.batches(range(first, first + affordable)):
                 stepper.begin(batch, records)
@@ -128,6 +129,7 @@ class Private:
                         "a batch of private.loader was not followed by optimizer.step(); a step that is left out because of its data would leak. "
                         "Call loss.backward() and optimizer.step() for every batch"
                     )
+            self.run.engine.end_epoch()
         finally:
             if mine == self._epochs_begun:
                 stepper.drop()  # a loop left in the middle: what was summed of an unfinished logical batch is forgotten
@@ -216,6 +218,7 @@ def attach(
     *,
     loss_reduction: str = "mean",
     lr_scheduler: Any = None,
+    pad_to: int | None = None,
     groups: Callable[[Any], torch.Tensor] | None = None,
     ledger: str | Path | None = None,
     earlier: Sequence[str | Path] = (),
@@ -230,6 +233,8 @@ def attach(
         model, optimizer, loader: as they are; they are not wrapped, and `private.loader` gives batches of the same data.
         loss_reduction: how the loss that you call backward() on combines the examples, "mean" or "sum".
         lr_scheduler: the one that moves the rate, so that with max_physical_batch it moves once a logical step.
+        pad_to: a public length that batches of texts or series are padded or cut to, where collate pads to the longest
+            record and the model does not mask padding (see `clipwise.pad_to`).
         groups: for a method that treats groups apart, a function of a batch: the group (0, 1, ...) of each row.
         ledger: a file for the privacy ledger; an existing one goes on, and what it holds counts.
         earlier: ledgers of earlier runs on the same data, whose charges count in this budget.
@@ -253,6 +258,7 @@ def attach(
         mechanism,
         performance,
         loss_reduction=loss_reduction,
+        pad_to=pad_to,
         groups=groups,
         ledger=ledger,
         earlier=earlier,

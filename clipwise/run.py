@@ -31,7 +31,7 @@ from clipwise.mechanism import Mechanism, Performance, chosen
 from clipwise.noise import GaussianNoise, Noise
 from clipwise.norms import Bookkeeping, PlainEngine
 from clipwise.plans import Facts, Plan, check_delta
-from clipwise.sampling import SampledLoader, check_loader
+from clipwise.sampling import SampledLoader, check_collate, check_loader
 from clipwise.state import Generators, Part, RunState, StepState, data_fingerprint
 from clipwise.statement import Statement
 from clipwise.step import Engine, State, Stepper, initial_state, private_step
@@ -53,6 +53,7 @@ class Run:
         performance: Performance | None = None,
         *,
         loss_reduction: str = "mean",
+        pad_to: int | None = None,
         groups: Callable[[Any], Tensor] | None = None,
         ledger: str | Path | None = None,
         earlier: Sequence[str | Path] = (),
@@ -81,6 +82,7 @@ class Run:
         self._saved = None if resume is None else self._checkpoint(resume, plan, notify)
         self._fingerprint = self._of_plan(plan, parameters, optimizer, loader)
         engine = self._engine(parameters, loss_reduction, notify)
+        collated = check_collate(loader, pad_to=pad_to) if plan.private else None
         book = self._open(ledger if plan.private else None, plan, books)
         self._ledger_path = ledger
         self._goes_on = bool(book.events())  # an older ledger whose charges count
@@ -88,7 +90,9 @@ class Run:
             plan = self._with_what_is_left(plan, facts, book, self._saved.step)
         seed = mechanism.seed
         key = (Key.fresh() if seed is None else Key.from_seed(seed)).derive(f"segment {book.stream}")
-        self.batches = SampledLoader(loader, plan.sampler, key, max_physical_batch=self.performance.max_physical_batch)
+        self.batches = SampledLoader(
+            loader, plan.sampler, key, max_physical_batch=self.performance.max_physical_batch, collated=collated
+        )
         self.stepper = Stepper(
             plan,
             initial_state(plan),
@@ -180,7 +184,7 @@ class Run:
             plan_fingerprint=self._fingerprint,
             resumes=(saved.step, saved.digest) if saved is not None and replays else None,
             must_contain=None if saved is None else saved.facts["ledger_head"],
-            after=earlier,
+            after=earlier if saved is None else (),  # a run that goes on has them in its ledger
             block=block,
         )
 

@@ -91,7 +91,7 @@ class Stepper:
 
     def begin(self, batch: PhysicalBatch, records: Any) -> None:
         """A physical batch begins: the engine records what the next forward and backward pass do."""
-        self.engine.open(batch.rows)
+        self.engine.open(batch.rows, batch.padding)
         self._batch, self._records = batch, records
 
     def absorb(self) -> bool:

@@ -24,7 +24,7 @@ STAGES = ("sampling", "norms", "clipping", "noise", "optim", "accounting")
 LAYERS = (
     ("types",),
     ("validate",),
-    ("keystream", "schedules", "named_text", "locks", "files", "durable", "statement", "fixing"),
+    ("keystream", "schedules", "named_text", "locks", "files", "durable", "randomness", "statement", "fixing"),
     ("mechanism", "checkpoint"),
     STAGES,
     ("plans",),
@@ -44,7 +44,7 @@ LAYERS = (
     ("cli",),
 )
 LAYER = {room: number for number, rooms in enumerate(LAYERS) for room in rooms}
-SHARED = {"types", "validate", "keystream", "schedules", "files"}  # all that a stage may import beside itself
+SHARED = {"types", "validate", "keystream", "schedules", "files", "randomness"}  # all that a stage may import beside itself
 
 
 class Import(NamedTuple):

@@ -11,6 +11,7 @@ LONGEST = 60  # lines: what a screen shows at once
 # Functions whose signature and docstring are a table of their arguments, one a line. Their bodies keep to the limit.
 TABLES = {
     "clipwise/cli/fairness.py: fairness": "the options of the command",
+    "clipwise/cli/train.py: train": "the options of the command",
     "clipwise/cli/tune.py: tune": "the options of the command",
     "clipwise/loop/fit.py: fit": "the arguments of a training, and a line on each",
 }

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from clipwise import validate
-from clipwise.accounting import Ledger
+from clipwise.accounting import Event, Ledger
 from clipwise.clipping import METHODS, Method
 from clipwise.loop.averaging import WeightAverage, check_decay
 from clipwise.loop.evaluation import accuracy, check_class_targets, mean_loss
@@ -27,6 +27,7 @@ from clipwise.losses import Loss, make_loss
 from clipwise.mechanism import Mechanism, Performance, chosen, takes_options
 from clipwise.noise import Noise
 from clipwise.run import Run
+from clipwise.state import Part
 from clipwise.statement import Statement
 from clipwise.types import BadArgument
 
@@ -43,6 +44,7 @@ class Trained(NamedTuple):
     method_state: Any
     ledger: Ledger
     noise: Noise
+    event: Event  # what it costs, as planned
     step: int
 
 
@@ -113,6 +115,7 @@ def fit(
     earlier: Sequence[str | Path] = (),
     checkpoints: str | Path | Keeping | None = None,
     resume: str | Path | None = None,
+    parts: Mapping[str, Part] | None = None,
     mechanism: Mechanism | None = None,
     performance: Performance | None = None,
     on_epoch: Callable[[dict[str, Any]], None] | None = None,
@@ -136,6 +139,7 @@ def fit(
         earlier: ledgers of earlier runs on the same data, whose charges count in this budget.
         checkpoints: a folder to keep the run's state in, every 5 minutes (or as a `Keeping` says).
         resume: such a folder; the run goes on from its last whole checkpoint, with the same ledger.
+        parts: what else has a state that checkpoints must keep, by name.
         mechanism, performance: the options below, each as one value.
         on_epoch: gets each line of the history.
         on_step: gets the public values of each step, and the number of steps planned.
@@ -172,17 +176,19 @@ def fit(
     keeper = make_keeper(checkpoints, run)
     run.engine.install()
     try:
-        run.restore(average=average, rates=rates, report=report)
+        run.restore(average=average, rates=rates, report=report, **(parts or {}))
         keeper.begin()
         for epoch in range(1 + run.state.step // per_epoch, epochs + 1):
             left = epoch * per_epoch - run.state.step
             affordable = run.affordable(left)
+            run.engine.begin_epoch()
             for _ in run.take_steps(affordable, _loss_of(model, loss)):
                 average.update()
                 report.step(run.state.step, epochs * per_epoch, **run.public_values())
                 rates.after_step()
                 if run.state.step < epoch * per_epoch:
                     keeper.after_step()
+            run.engine.end_epoch()
             report.epoch(epoch, run.state.step, epsilon=run.epsilon_or_none(), **run.public_values())
             rates.after_epoch(report.figure)
             if affordable < left:
@@ -228,9 +234,11 @@ def _release(run: Run, train: Dataset, loss: Any, after: Sequence[AfterTraining]
     state = run.state
     return {
         one.name: one.release(
-            Trained(run.model, train, loss, run.plan.method, state.method, run.ledger, run.noise, state.step + number)
+            Trained(
+                run.model, train, loss, run.plan.method, state.method, run.ledger, run.noise, event, state.step + number
+            )
         )
-        for number, one in enumerate(after)
+        for number, (one, event) in enumerate(zip(after, run.plan.after, strict=True))
     }
 
 

@@ -23,13 +23,15 @@ from torch.utils._pytree import tree_flatten
 
 from clipwise.norms.choice import Chooser
 from clipwise.norms.kernel import PER_EXAMPLE, Call, Direct, Kernel, widened_for
+from clipwise.norms.precision import exact_products
 from clipwise.norms.probe import Probe, probe
 from clipwise.norms.recording import Pass, SpreadNode, TapNode
 from clipwise.norms.reduction import contradicts, not_linear
 from clipwise.norms.refuse import refuse_mixing_layers
+from clipwise.norms.state import Watch
 from clipwise.norms.tape import Tape
 from clipwise.norms.units import Unit, find_units, run_generic, signature, spread_shape, swapped, tensor_shapes
-from clipwise.types import LoopMisuse, Unsupported
+from clipwise.types import LoopMisuse, Padding, Unsupported
 
 # A layer and physical batch: beyond it gradients are not stored where there is a choice. glibc takes larger blocks from
 # the system every time anew.
@@ -65,8 +67,13 @@ class Bookkeeping:
         self._pass: Pass | None = None
         self._probing: Probe | None = None
         self._probed: set[Hashable] = set()  # layouts of inputs that the units have been settled for
-        self._probed_modes: set[bool] = set()  # of model.training
+        self._probed_modes: set[tuple[bool, ...]] = set()  # of every module's `training`
         self._probed_as: Any = None  # the signature of the last call that was probed
+        self._padding: Padding | None = None  # of the open batch
+        self._padding_probed = False
+        self._watch = Watch(model, self._names)
+        self._counts = False  # whether the model changes a number or a buffer of its own from call to call
+        self._calls = self._looked_at = 0  # private batches so far; that at the last look
         self._told: set[str] = set()
         self._in_root = False
         self._hooks: list[Any] = []
@@ -120,9 +127,19 @@ class Bookkeeping:
 
     # -- one physical batch --------------------------------------------------------------------------------------------
 
-    def open(self, rows: int) -> None:
-        """A physical batch of so many rows begins; what an unfinished one left is dropped."""
-        self._pass = Pass(rows)
+    def begin_epoch(self) -> None:
+        """Buffers and frozen parameters may have been changed since the last epoch; from here on they may not."""
+        self._watch.begin()
+
+    def end_epoch(self) -> None:
+        self._watch.end()
+
+    def open(self, rows: int, padding: Padding | None = None) -> None:
+        """A physical batch of so many rows begins; what an unfinished one left is dropped. `padding`: of a batch that was
+        padded to its longest record."""
+        self._watch.begin_once()
+        self._pass, self._padding = Pass(rows), padding
+        self._calls += 1
 
     @property
     def received(self) -> bool:
@@ -138,6 +155,7 @@ class Bookkeeping:
                 "Call loss.backward() once, then step() once, for each batch that the loader gives"
             )
         self._pass = None
+        self._watch.check()
         # Taken, not copied: the user's loss keeps the graph alive, and the graph its taps, and they this pass.
         parts, done.parts = done.parts, []
         for p, total in done.shared.values():
@@ -151,6 +169,7 @@ class Bookkeeping:
         if self._pass is None and self._probing is None:
             return original(*args, **kwargs)  # no private batch is open: any backward will be refused at the parameters
         if self._probing is None and self._is_new(args, kwargs):
+            refuse_mixing_layers(self._model)
             self._refuse_other_rows(args, kwargs)
             self._run_probe(args, kwargs)
             return self._model.forward(*args, **kwargs)  # the probe may have replaced the units
@@ -161,13 +180,19 @@ class Bookkeeping:
             self._in_root = outer
 
     def _is_new(self, args: tuple, kwargs: dict) -> bool:
-        """One look is enough, except that what is spread broadcasts otherwise against dimensions of size 1, 2 or 3, and
-        that what runs generically must know each of its arguments."""
-        if self._model.training not in self._probed_modes:
+        """One look is enough, except that what is spread broadcasts otherwise against dimensions of size 1, 2 or 3; that what
+        runs generically must know each of its arguments; that padding is looked at where there is some; and that a model
+        which counts its calls may do something else later: it is looked at again at the 2nd, 4th, 8th ... batch."""
+        if self._modes() not in self._probed_modes or (self._padding is not None and not self._padding_probed):
+            return True
+        if self._counts and self._calls > self._looked_at and self._calls & (self._calls - 1) == 0:
             return True
         if any(u.is_generic for u in self._units) and signature(args, kwargs) != self._probed_as:
             return True
         return any(u.spread or u.own for u in self._units) and self._layout(args, kwargs) not in self._probed
+
+    def _modes(self) -> tuple[bool, ...]:
+        return tuple(m.training for m in self._model.modules())
 
     def _layout(self, args: tuple, kwargs: dict) -> Hashable:
         shapes = (x.shape for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor))
@@ -294,7 +319,7 @@ class Bookkeeping:
             # What is measured and summed must not be rounded to half precision again, or the bound would not hold.
             p = next(iter(call.params.values()))
             b, saved = widened_for(p, b), tuple(widened_for(p, s) for s in saved)
-            with torch.autocast(b.device.type, enabled=False):
+            with exact_products(b.device.type):
                 if current.is_shared(call):
                     current.add_shared(call, call.kernel.direct(call, saved, b))
                 else:
@@ -328,7 +353,7 @@ class Bookkeeping:
             return self._model(*given, **named)
 
         try:
-            self._units = probe(
+            found = probe(
                 self._model,
                 self._units,
                 self._without_spreading,
@@ -338,10 +363,14 @@ class Bookkeeping:
                 kwargs,
                 attempt,
                 self._tell,
+                self._padding,
             )
+            self._units, self._counts, self._looked_at = found.units, self._counts or found.counts, self._calls
+            self._watch.may_move |= found.may_move
+            self._padding_probed |= self._padding is not None
             self._probed.add(self._layout(args, kwargs))
             self._probed_as = signature(args, kwargs)
-            self._probed_modes.add(self._model.training)
+            self._probed_modes.add(self._modes())
         finally:
             self._restore_forwards()
             self._replace_forwards()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from clipwise.norms.tape import Weigh
-from clipwise.types import LoopMisuse
+from clipwise.types import LoopMisuse, Padding
 
 
 class PlainTape:
@@ -41,7 +41,11 @@ class PlainEngine:
     def remove(self) -> None:
         self._rows = None
 
-    def open(self, rows: int) -> None:
+    def begin_epoch(self) -> None: ...
+
+    def end_epoch(self) -> None: ...
+
+    def open(self, rows: int, padding: Padding | None = None) -> None:  # noqa: ARG002
         self._forget()
         self._rows = rows
 
