@@ -1,7 +1,11 @@
 """A run: plan, engine, noise, sampler and ledger, made together and checked before any data is touched.
 
-The drop-in API (dropin.py) and the training loop (loop/fit.py) stand on it; `private_step` with `run.stepper` and
-`run.logical_batches` is a loop of one's own from the ground up.
+The drop-in API (dropin.py) and the training loop (loop/fit.py) stand on it. A loop of one's own from the ground up:
+
+    with clipwise.Run(model, optimizer, loader, epsilon=3.0, delta=1e-5, epochs=10) as run:
+        for batches in run.logical_batches(run.plan.steps):
+            clipwise.private_step(run.stepper, batches, loss=loss_of_records)
+    print(run.statement().to_markdown())
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -272,6 +276,16 @@ class Run:
                 if not _out_of_memory(error) or not self.batches.halve(self.stepper.rows):
                     raise
                 self.stepper.drop()
+
+    def __enter__(self) -> Self:
+        """For a loop of one's own: a run that goes on is loaded, and the model records from here to the end of the block."""
+        self.restore()
+        self.engine.install()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stepper.drop()  # what a step that failed has summed
+        self.close()
 
     def close(self) -> None:
         """Give the model back and end the ledger's segment; may be called twice."""

@@ -44,7 +44,14 @@ LAYERS = (
     ("cli",),
 )
 LAYER = {room: number for number, rooms in enumerate(LAYERS) for room in rooms}
-SHARED = {"types", "validate", "keystream", "schedules", "files", "randomness"}  # all that a stage may import beside itself
+SHARED = {
+    "types",
+    "validate",
+    "keystream",
+    "schedules",
+    "files",
+    "randomness",
+}  # all that a stage may import beside itself
 
 
 class Import(NamedTuple):
