@@ -105,7 +105,7 @@ def _clipwise(
         raise typer.Exit
 
 
-for command in (
+_COMMANDS = (
     train.train,
     resume.resume,
     report.report,
@@ -120,7 +120,8 @@ for command in (
     study.study,
     tune.tune,
     fairness.fairness,
-):
+)
+for command in _COMMANDS:
     app.command()(command)
 app.add_typer(data.app, name="data")
 app.add_typer(audit.app, name="audit")
