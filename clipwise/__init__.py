@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from clipwise.dropin import Private, attach
     from clipwise.fixing import fix
+    from clipwise.guards import detach
     from clipwise.lab.tuning.runner import tune
     from clipwise.loop.fit import fit
     from clipwise.plans import Plan
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _HOME = {
     "attach": "clipwise.dropin",
     "Private": "clipwise.dropin",
+    "detach": "clipwise.guards",
     "fix": "clipwise.fixing",
     "fit": "clipwise.loop.fit",
     "Plan": "clipwise.plans",
@@ -38,6 +40,7 @@ __all__ = [
     "Private",
     "Unsupported",
     "attach",
+    "detach",
     "fit",
     "fix",
     "private_step",

@@ -5,12 +5,14 @@ No norm is measured, so that every record has the same weight; nothing is bounde
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from clipwise.norms.tape import Weigh
+from clipwise.norms.units import untrained
 from clipwise.types import LoopMisuse
 
 
@@ -44,6 +46,12 @@ class PlainEngine:
     def open(self, rows: int) -> None:
         self._forget()
         self._rows = rows
+
+    @contextmanager
+    def outside(self) -> Iterator[None]:
+        """No parameter takes a gradient from the passes in this block."""
+        with untrained(self.parameters):
+            yield
 
     def close(self) -> PlainTape:
         rows, self._rows = self._rows, None

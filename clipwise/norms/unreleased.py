@@ -1,0 +1,76 @@
+"""What stands on `p.grad` between `backward()` and `step()`: a gradient that nobody may read or change, because it has not
+been released.
+
+There is no gradient yet: it is made by the step, from norms, weights and noise. Code that clips, scales or reads `p.grad`
+in between would work on nothing and never know, so that each operation on the stand-in is refused. It takes no memory.
+
+Guarantee: whatever a loop does to `p.grad` between the two calls, the step raises `LoopMisuse` or the operation itself
+does; nothing is silently without effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clipwise.types import LoopMisuse
+
+_INSTEAD = (
+    "optimizer.step() clips each record, adds the noise, and puts the released gradient there. Leave clip_grad_norm_ and GradScaler out, "
+    "and edit or read the released gradient in a hook: optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: ...) runs after it "
+    "is there and before the weights move"
+)
+
+
+class Unreleased(Tensor):
+    """As large as its parameter, without a number in it."""
+
+    @staticmethod
+    def __new__(cls, p: Tensor) -> Unreleased:  # noqa: D102
+        return Tensor._make_wrapper_subclass(cls, p.shape, dtype=p.dtype, device=p.device)  # type: ignore[attr-defined]
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG003
+        raise LoopMisuse(f"p.grad was used ({function}) between loss.backward() and optimizer.step(); {_INSTEAD}")
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # noqa: ARG002
+        return "<not released before optimizer.step()>"
+
+
+class HeldBack:
+    """The stand-ins of a model's parameters."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], names: Mapping[int, str]):
+        self._parameters, self._names = parameters, names
+        self._standing: list[Unreleased] = []
+
+    def put(self) -> None:
+        """A backward pass has come."""
+        self._standing = [Unreleased(p) for p in self._parameters]
+        for p, stand_in in zip(self._parameters, self._standing, strict=True):
+            p.grad = stand_in
+
+    def take(self) -> None:
+        """The step has come: refuse where something else stands there by now."""
+        touched = [
+            p for p, mine in zip(self._parameters, self._standing, strict=False) if p.grad is not mine
+        ]
+        self.clear()
+        if touched:
+            raise LoopMisuse(
+                f"p.grad of {self._names.get(id(touched[0]), '?')!r} was set or cleared (zero_grad?) between loss.backward() and "
+                f"optimizer.step(); nothing was changed. Call zero_grad() before backward(); {_INSTEAD}"
+            )
+
+    def clear(self) -> None:
+        self._standing = []
+        clear(self._parameters)
+
+
+def clear(parameters: Iterable[nn.Parameter]) -> None:
+    for p in parameters:
+        if isinstance(p.grad, Unreleased):
+            p.grad = None
