@@ -11,6 +11,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from torch.utils.data import DataLoader
 
 from clipwise import __version__, guards, plans, validate
 from clipwise.accounting import Epsilon, Ledger, StepEvent, epsilon, within
-from clipwise.accounting.ledger import block_of
+from clipwise.accounting.ledger import LedgerExists, block_of
 from clipwise.checkpoint import Checkpoints
 from clipwise.keystream import Key
 from clipwise.mechanism import Mechanism, Performance, split
@@ -216,10 +217,11 @@ class Run:
             if saved is not None and plan.private:
                 raise BadArgument("ledger=None: a run that goes on needs the ledger it was charged to; give its file")
             return Ledger.in_memory(run=facts, after=earlier, block=block)
-        if not Path(path).exists():
-            if saved is not None:
-                raise BadArgument(f"ledger={str(path)!r} does not exist; give the ledger that the run was charged to")
-            return Ledger.create(path, run=facts, plan_fingerprint=self._fingerprint, after=earlier, block=block)
+        if saved is None:
+            with suppress(LedgerExists):
+                return Ledger.create(path, run=facts, plan_fingerprint=self._fingerprint, after=earlier, block=block)
+        elif not Path(path).exists():
+            raise BadArgument(f"ledger={str(path)!r} does not exist; give the ledger that the run was charged to")
         replays = saved is not None and self._fingerprint is not None
         return Ledger.open(
             path,
@@ -345,7 +347,9 @@ class Run:
         spent = self.ledger.events()
 
         def fits(more: int) -> bool:
-            return within([*spent, *plan.coming(start, more), *plan.after], delta, target, plan.accountant)
+            first = max(start, self.ledger.charged_until)  # what is redone bit for bit is charged already
+            coming = plan.coming(first, start + more - first) if start + more > first else []
+            return within([*spent, *coming, *plan.after], delta, target, plan.accountant)
 
         low, high = 0, count + 1  # fits(low) holds, fits(high) is not claimed
         if fits(count):

@@ -76,7 +76,8 @@ class Generators:
     """Of torch, numpy and Python: dropout and augmentation go on where they were. Noise and sampling need none of them."""
 
     def state_dict(self) -> dict[str, Any]:
-        name, words, place, has_gauss, gauss = np.random.get_state()  # the one that user code draws from
+        now: Any = np.random.get_state(legacy=True)  # of the generator that user code draws from
+        name, words, place, has_gauss, gauss = now
         return {
             "torch": torch.get_rng_state(),
             "cuda": list(torch.cuda.get_rng_state_all()) if torch.cuda.is_available() else [],

@@ -15,7 +15,10 @@ from clipwise.types import BadArgument
 def _number(name: str, value: object, remedy: str) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise BadArgument(f"{name}={value!r} is not a number; {remedy}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError as error:  # a whole number above 1e308, which may have too many digits to be shown
+        raise BadArgument(f"{name} is too large for a number; {remedy}") from error
 
 
 def positive(name: str, value: object, remedy: str = "give a finite number above 0") -> float:

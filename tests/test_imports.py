@@ -10,7 +10,14 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "clipwise"
 STAGES = ("sampling", "norms", "clipping", "noise", "optim", "accounting")
-SHARED = {"clipwise.types", "clipwise.validate", "clipwise.keystream", "clipwise.schedules", "clipwise"}
+SHARED = {
+    "clipwise.types",
+    "clipwise.validate",
+    "clipwise.files",
+    "clipwise.keystream",
+    "clipwise.schedules",
+    "clipwise",
+}
 
 
 def imports(path):
