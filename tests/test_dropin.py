@@ -780,7 +780,7 @@ def test_a_run_cannot_be_copied():
 def test_a_fork_draws_no_noise(monkeypatch):
     private = attach()
     monkeypatch.setattr("clipwise.noise.gaussian.os.getpid", lambda: -1)
-    with pytest.raises(LedgerError, match="forked child"):
+    with pytest.raises(LoopMisuse, match="another process"):
         train(private)
 
 
