@@ -37,7 +37,6 @@ from clipwise.run import Run
 from clipwise.statement import Statement
 from clipwise.types import BadArgument, LoopMisuse
 
-
 OUTSIDE = (
     "private.outside() was used: gradients through the model that this run did not train on. What the training loop made of such "
     "gradients of training records is not covered"
@@ -142,7 +141,7 @@ class Private:
 
     def _epoch(self) -> Iterator[Any]:
         stepper = self.run.stepper
-        stepper.whereabouts.refuse_elsewhere()
+        stepper.whereabouts.begin()
         self._epochs_begun += 1
         stepper.drop()  # of an earlier loop that was left in the middle, and is still held
         per_epoch = len(self.loader)
@@ -165,6 +164,7 @@ class Private:
         finally:
             if mine == self._epochs_begun:
                 stepper.drop()  # a loop left in the middle: what was summed of an unfinished logical batch is forgotten
+                stepper.whereabouts.end()
         if affordable < count:
             raise self.run.exhausted()
 

@@ -113,7 +113,11 @@ def refuse_claimed(model: nn.Module) -> None:
     if not shared:
         return
     claim, name = shared
-    what = "it is" if claim.model() is model else "a part of it, or something that contains it or shares its parameters, is"
+    what = (
+        "it is"
+        if claim.model() is model
+        else "a part of it, or something that contains it or shares its parameters, is"
+    )
     raise BadArgument(
         f"model: {what} attached already (parameter {name!r} is held by a run); call detach() on the earlier run first, or "
         "clipwise.detach(model) where no variable holds that run any more (a notebook cell that was run again)"
@@ -169,7 +173,7 @@ def _refuse_second_optimizer(optimizer: Optimizer, args: object, kwargs: object)
 
 def _watch_optimizers() -> None:
     if not _watching:
-        _watching.append(register_optimizer_step_pre_hook(_refuse_second_optimizer))  # type: ignore[arg-type]
+        _watching.append(register_optimizer_step_pre_hook(_refuse_second_optimizer))
 
 
 # -- hooks on released gradients ---------------------------------------------------------------------------------------
@@ -180,7 +184,7 @@ def through_hooks(parameters: Iterable[nn.Parameter]) -> None:
     first those of `register_hook`, which may replace it, then those of `register_post_accumulate_grad_hook`."""
     for p in parameters:
         for hook in list((p._backward_hooks or {}).values()):
-            if not getattr(hook, "of_the_engine", False) and (changed := hook(p.grad)) is not None:
+            if not getattr(hook, "of_the_engine", False) and (changed := hook(p.grad)) is not None:  # type: ignore[arg-type]
                 p.grad = changed
         for hook in list((p._post_accumulate_grad_hooks or {}).values()):
             hook(p)
@@ -190,10 +194,11 @@ def through_hooks(parameters: Iterable[nn.Parameter]) -> None:
 
 
 class Whereabouts:
-    """Where a run takes place: the process that made it, and the one thread that its open batch belongs to."""
+    """Where a run takes place: the process that made it, and the one thread whose loop is under way."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
+        self._turn = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def refuse_elsewhere(self) -> None:
@@ -207,13 +212,14 @@ class Whereabouts:
         other = self._thread
         if other is not None and other is not threading.current_thread() and other.is_alive():
             raise LoopMisuse(
-                f"thread {threading.current_thread().name!r} takes part in a batch that thread {other.name!r} has begun; nothing was "
-                "changed. Go through private.loader and call optimizer.step() in one thread"
+                f"thread {threading.current_thread().name!r} takes part in a loop that thread {other.name!r} has begun and not left; nothing "
+                "was changed. Go through private.loader and call optimizer.step() in one thread"
             )
 
     def begin(self) -> None:
-        self.refuse_elsewhere()
-        self._thread = threading.current_thread()
+        with self._turn:
+            self.refuse_elsewhere()
+            self._thread = threading.current_thread()
 
     def end(self) -> None:
         self._thread = None

@@ -260,8 +260,8 @@ def count_event(mechanism: Mechanism) -> Event:
     make_schedule(mechanism.schedule, epochs=mechanism.epochs)
     noise = COUNT_NOISE
     if mechanism.noise_multiplier is None:
-        _check_target(mechanism, mechanism.epochs)
-        noise = calibrate(COUNT_SHARE * mechanism.epsilon, mechanism.delta, 1.0, 1, mechanism.accountant)  # type: ignore[operator,arg-type]
+        target, delta = _target(mechanism, mechanism.epochs)
+        noise = calibrate(COUNT_SHARE * target, delta, 1.0, 1, mechanism.accountant)
     return StepEvent(1.0, noise)
 
 
@@ -274,17 +274,17 @@ def _shape(
     steps: int | None,
 ) -> Callable[[float], list[Event]]:
     """All that the run will have been charged, as a function of its noise multiplier."""
-    _check_target(mechanism, steps)
-    if others and not within(list(others), mechanism.delta, mechanism.epsilon, mechanism.accountant):
+    target, delta = _target(mechanism, steps)
+    if others and not within(list(others), delta, target, mechanism.accountant):
         raise BadArgument(
-            f"epsilon={mechanism.epsilon!r}: the releases after training alone cost more, or what was charged before; give "
+            f"epsilon={target!r}: the releases after training alone cost more, or what was charged before; give "
             "them more noise, or state a larger epsilon"
         )
     return lambda noise: [*(kind(rate, noise * factor, count) for factor, count in factors), *others]
 
 
-def _check_target(mechanism: Mechanism, steps: float | None) -> None:
-    """Refuse a target epsilon without all that it needs."""
+def _target(mechanism: Mechanism, steps: float | None) -> tuple[float, float]:
+    """Epsilon and delta, after refusing a target without all that it needs."""
     if mechanism.epsilon is None:
         raise BadArgument("epsilon=None and noise_multiplier=None: give exactly one of the two, such as epsilon=3.0")
     if mechanism.delta is None:
@@ -295,6 +295,7 @@ def _check_target(mechanism: Mechanism, steps: float | None) -> None:
         raise BadArgument(
             "epochs=None: the noise for a target epsilon depends on the number of steps; give the epochs that are planned"
         )
+    return mechanism.epsilon, mechanism.delta
 
 
 def _factor(method: Method, schedule: Schedule, context: Context, step: int) -> float:

@@ -100,7 +100,9 @@ class Run:
             if self._saved is not None and book.stream == book.segment:  # steps are redone with other noise
                 plan = self._with_what_is_left(plan, facts, book, self._saved.step)
             self._assemble(plan, engine, book, optimizer, loader, groups)
-        except BaseException:  # the user's collate function, say: the ledger is let go of, and a new one leaves no trace
+        except (
+            BaseException
+        ):  # the user's collate function, say: the ledger is let go of, and a new one leaves no trace
             book.close()
             if new and not book.events():
                 Path(ledger).unlink(missing_ok=True)  # type: ignore[arg-type]
@@ -322,6 +324,7 @@ class Run:
         """Give the model back and end the ledger's segment; may be called twice."""
         self.engine.remove()
         self.stepper.drop()
+        self.stepper.whereabouts.end()
         while self._closing:
             self._closing.pop()()
         self._claim.give_up()

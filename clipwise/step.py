@@ -116,12 +116,9 @@ class Stepper:
 
     def complete(self, take_step: Callable[[], Any]) -> Any:
         """Charge, noise, the method's next state, the optimizer: once a logical batch."""
-        try:
-            self._release()
-            with guards.own_step():
-                return take_step()
-        finally:
-            self.whereabouts.end()
+        self._release()
+        with guards.own_step():
+            return take_step()
 
     def _release(self) -> None:
         plan, state = self.plan, self.state
@@ -143,7 +140,6 @@ class Stepper:
     def drop(self) -> None:
         """Forget what was summed of an unfinished logical batch."""
         self._batch, self._records, self._partial = None, None, Partial()
-        self.whereabouts.end()
 
 
 def private_step(
@@ -158,6 +154,7 @@ def private_step(
         loss(records).backward()
         stepper.absorb()
     stepper.complete(stepper.optimizer.step)
+    stepper.whereabouts.end()
     return stepper.state
 
 

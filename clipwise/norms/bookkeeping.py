@@ -199,7 +199,9 @@ class Bookkeeping:
         out = original(*args, **kwargs)
         for x in tree_flatten(out)[0]:
             if isinstance(x, Tensor) and x.requires_grad:
-                x.register_hook(refuse_late)  # a checkpoint that is run again later would take the open batch for its own
+                x.register_hook(
+                    refuse_late
+                )  # a checkpoint that is run again later would take the open batch for its own
         return out
 
     def _is_new(self, args: tuple, kwargs: dict) -> bool:
@@ -355,7 +357,7 @@ class Bookkeeping:
 
     def _stray_hook(self, p: nn.Parameter) -> Callable[[Tensor | None], None]:
         def hook(gradient: Tensor | None) -> None:
-            if gradient is not None:
+            if gradient is not None and self._probing is None:  # the probe looks for such gradients itself
                 self._refuse_stray_gradient(p)
 
         hook.of_the_engine = True  # type: ignore[attr-defined]  # none of the user's, which see released gradients

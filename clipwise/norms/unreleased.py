@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from clipwise.types import LoopMisuse
@@ -29,14 +28,14 @@ class Unreleased(Tensor):
     """As large as its parameter, without a number in it."""
 
     @staticmethod
-    def __new__(cls, p: Tensor) -> Unreleased:  # noqa: D102
-        return Tensor._make_wrapper_subclass(cls, p.shape, dtype=p.dtype, device=p.device)  # type: ignore[attr-defined]
+    def __new__(cls, p: Tensor) -> Unreleased:
+        return Tensor._make_wrapper_subclass(cls, p.shape, dtype=p.dtype, device=p.device)
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG003
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         raise LoopMisuse(f"p.grad was used ({function}) between loss.backward() and optimizer.step(); {_INSTEAD}")
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # noqa: ARG002
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return "<not released before optimizer.step()>"
 
 
@@ -55,9 +54,7 @@ class HeldBack:
 
     def take(self) -> None:
         """The step has come: refuse where something else stands there by now."""
-        touched = [
-            p for p, mine in zip(self._parameters, self._standing, strict=False) if p.grad is not mine
-        ]
+        touched = [p for p, mine in zip(self._parameters, self._standing, strict=False) if p.grad is not mine]
         self.clear()
         if touched:
             raise LoopMisuse(
