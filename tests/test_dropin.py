@@ -11,7 +11,6 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
 
 import clipwise
-from clipwise.accounting import LedgerError
 from clipwise.noise import GaussianNoise
 from clipwise.types import BadArgument, BudgetExhausted, LoopMisuse, Unsupported
 

@@ -10,7 +10,7 @@ does; nothing is silently without effect.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -44,17 +44,22 @@ class HeldBack:
 
     def __init__(self, parameters: Sequence[nn.Parameter], names: Mapping[int, str]):
         self._parameters, self._names = parameters, names
-        self._standing: list[Unreleased] = []
+        self._stand_ins: list[Unreleased] = []
+        self._standing = False
 
     def put(self) -> None:
         """A backward pass has come."""
-        self._standing = [Unreleased(p) for p in self._parameters]
-        for p, stand_in in zip(self._parameters, self._standing, strict=True):
-            p.grad = stand_in
+        self._standing = True
+        try:
+            self._place()
+        except (RuntimeError, ValueError):  # there are none yet, or the model has moved to another device or type
+            self._stand_ins = [Unreleased(p) for p in self._parameters]
+            self._place()
 
     def take(self) -> None:
         """The step has come: refuse where something else stands there by now."""
-        touched = [p for p, mine in zip(self._parameters, self._standing, strict=False) if p.grad is not mine]
+        pairs = zip(self._parameters, self._stand_ins, strict=True) if self._standing else ()
+        touched = [p for p, mine in pairs if p.grad is not mine]
         self.clear()
         if touched:
             raise LoopMisuse(
@@ -63,11 +68,12 @@ class HeldBack:
             )
 
     def clear(self) -> None:
-        self._standing = []
-        clear(self._parameters)
+        if self._standing:
+            self._standing = False
+            for p in self._parameters:
+                if isinstance(p.grad, Unreleased):
+                    p.grad = None
 
-
-def clear(parameters: Iterable[nn.Parameter]) -> None:
-    for p in parameters:
-        if isinstance(p.grad, Unreleased):
-            p.grad = None
+    def _place(self) -> None:
+        for p, stand_in in zip(self._parameters, self._stand_ins, strict=True):
+            p.grad = stand_in
