@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from clipwise.lab.tuning.runner import tune
     from clipwise.loop.fit import fit
     from clipwise.plans import Plan
+    from clipwise.sampling import pad_to
     from clipwise.step import private_step
     from clipwise.types import BadArgument, BudgetExhausted, ClipwiseError, LoopMisuse, Unsupported
 
@@ -25,6 +26,7 @@ _HOME = {
     "Private": "clipwise.dropin",
     "detach": "clipwise.guards",
     "fix": "clipwise.fixing",
+    "pad_to": "clipwise.sampling",
     "fit": "clipwise.loop.fit",
     "Plan": "clipwise.plans",
     "private_step": "clipwise.step",
@@ -43,6 +45,7 @@ __all__ = [
     "detach",
     "fit",
     "fix",
+    "pad_to",
     "private_step",
     "tune",
 ]

@@ -4,12 +4,12 @@
     for epoch in range(10):
         for x, y in private.loader:
             optimizer.zero_grad()
-            loss = criterion(model(x), y)
-            loss.backward()
+            losses = criterion(model(x), y)  # reduction="none": one loss a row
+            private.backward(losses)  # or loss.backward() on their mean
             optimizer.step()
     print(private.epsilon(), private.statement().to_markdown())
 
-Model and optimizer stay the objects they were. `loss.backward()` leaves no gradient on the parameters;
+Model and optimizer stay the objects they were. The backward pass leaves no gradient on the parameters;
 `optimizer.step()` clips, sums, charges, adds noise, puts the *released* gradient on p.grad, and then takes the
 optimizer's own step.
 
@@ -28,7 +28,7 @@ from types import MethodType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
@@ -86,6 +86,11 @@ class Private:
     def epsilon(self, delta: float | None = None) -> float:
         """Epsilon so far, from the ledger; at the delta given to `attach`, or another."""
         return self.run.epsilon(delta)
+
+    def backward(self, losses: Tensor) -> None:
+        """The backward pass from one loss a row, of shape (rows,), in the place of `loss.backward()`. Clipwise sums them; that
+        each depends on its own row alone is verified. `loss_reduction` does not matter."""
+        self.run.engine.backward(losses)
 
     def statement(self) -> Statement:
         """What is guaranteed, under which assumptions, and what is not."""
@@ -150,6 +155,7 @@ class Private:
         self._left_of_epoch = 0
         affordable = self.run.affordable(count)
         first = self.run.state.step
+        self.run.engine.begin_epoch()
         try:
             for batch, records in self.run.batches.batches(range(first, first + affordable)):
                 stepper.begin(batch, records)
@@ -161,6 +167,7 @@ class Private:
                         "a batch of private.loader was not followed by optimizer.step(); a step that is left out because of its data would leak. "
                         "Call loss.backward() and optimizer.step() for every batch"
                     )
+            self.run.engine.end_epoch()
         finally:
             if mine == self._epochs_begun:
                 stepper.drop()  # a loop left in the middle: what was summed of an unfinished logical batch is forgotten
@@ -258,7 +265,9 @@ def attach(
     loader: DataLoader,
     *,
     loss_reduction: str = "mean",
+    loss_declared: str | None = None,
     lr_scheduler: Any = None,
+    pad_to: int | None = None,
     groups: Callable[[Any], torch.Tensor] | None = None,
     ledger: str | Path | None = None,
     earlier: Sequence[str | Path] = (),
@@ -271,8 +280,12 @@ def attach(
 
     The loop:
         model, optimizer, loader: as they are; they are not wrapped, and `private.loader` gives batches of the same data.
-        loss_reduction: how the loss that you call backward() on combines the examples, "mean" or "sum".
+        loss_reduction: how the loss that you call backward() on combines the examples, "mean" or "sum"; that it treats
+            each alone is proved from its graph, or refused. private.backward(losses) needs none.
+        loss_declared: "row-wise" is your word for a loss that cannot be proved so; the statement quotes it (docs/losses.md).
         lr_scheduler: the one that moves the rate, so that with max_physical_batch it moves once a logical step.
+        pad_to: a public length that batches of texts or series are padded or cut to, where collate pads to the longest
+            record and the model does not mask padding (see `clipwise.pad_to`).
         groups: for a method that treats groups apart, a function of a batch: the group (0, 1, ...) of each row.
         ledger: a file for the privacy ledger; an existing one goes on, and what it holds counts.
         earlier: ledgers of earlier runs on the same data, whose charges count in this budget.
@@ -296,6 +309,8 @@ def attach(
         mechanism,
         performance,
         loss_reduction=loss_reduction,
+        loss_declared=loss_declared,
+        pad_to=pad_to,
         groups=groups,
         ledger=ledger,
         earlier=earlier,

@@ -28,9 +28,9 @@ from clipwise.checkpoint import Checkpoints
 from clipwise.keystream import Key
 from clipwise.mechanism import Mechanism, Performance, split
 from clipwise.noise import GaussianNoise, Noise
-from clipwise.norms import Bookkeeping, PlainEngine
+from clipwise.norms import ROW_WISE, Bookkeeping, PlainEngine
 from clipwise.plans import Counted, Facts, Plan, check_delta
-from clipwise.sampling import SampledLoader, check_loader
+from clipwise.sampling import SampledLoader, check_collate, check_loader
 from clipwise.state import Generators, Part, RunState, StepState, data_fingerprint
 from clipwise.statement import Statement
 from clipwise.step import Engine, State, Stepper, initial_state, private_step
@@ -51,6 +51,8 @@ class Run:
         performance: Performance | None = None,
         *,
         loss_reduction: str = "mean",
+        loss_declared: str | None = None,
+        pad_to: int | None = None,
         groups: Callable[[Any], Tensor] | None = None,
         ledger: str | Path | None = None,
         earlier: Sequence[str | Path] = (),
@@ -68,6 +70,8 @@ class Run:
             raise BadArgument(f"{', '.join(options)}: the mechanism is given whole; put its options into it")
         self.mechanism, self.performance = mechanism, performance or Performance()
         validate.choice("loss_reduction", loss_reduction, ("mean", "sum"))
+        if loss_declared is not None:
+            validate.choice("loss_declared", loss_declared, (ROW_WISE,))
         parameters = trainable_parameters(model, optimizer)
         facts = Facts(
             size=check_loader(loader),
@@ -76,22 +80,19 @@ class Run:
             learning_rate=float(optimizer.param_groups[0]["lr"]),
             after=after,
         )
-        books = [Ledger.read(path) for path in earlier]
-        new = ledger is not None and not Path(ledger).exists()
-        spent = [event for book in books for event in book.events()]
-        self._saved = None if resume is None else Checkpoints(resume).newest(notify)
-        if mechanism.size == "private" and mechanism.private:
-            counted = self._count(facts.size, ledger, books)
-            facts, spent = facts._replace(counted=counted), [*spent, counted.event]
-        plan = plans.make(mechanism, facts, spent=spent)
-        _check_groups(plan, groups)
         self.model = model
         self._notes: list[str] = []
+        engine = self._engine(parameters, loss_reduction, loss_declared, notify)
+        collated = check_collate(loader, pad_to=pad_to) if mechanism.private else None
+        books = [Ledger.read(path) for path in earlier]
+        new = ledger is not None and not Path(ledger).exists()
+        self._saved = None if resume is None else Checkpoints(resume).newest(notify)
+        plan, facts = self._planned(facts, ledger, books)
+        _check_groups(plan, groups)
         self._data = data_fingerprint(loader.dataset, mechanism.seed)
         if resume is not None:
             self._check_resume(resume, plan)
         self._fingerprint = self._of_plan(plan, parameters, optimizer, loader)
-        engine = self._engine(parameters, loss_reduction, notify)
         book = self._open(ledger if plan.private else None, plan, books)
         self._ledger_path = ledger
         own = [] if facts.counted is None else [facts.counted.event]
@@ -99,10 +100,8 @@ class Run:
         try:
             if self._saved is not None and book.stream == book.segment:  # steps are redone with other noise
                 plan = self._with_what_is_left(plan, facts, book, self._saved.step)
-            self._assemble(plan, engine, book, optimizer, loader, groups)
-        except (
-            BaseException
-        ):  # the user's collate function, say: the ledger is let go of, and a new one leaves no trace
+            self._assemble(plan, engine, book, optimizer, loader, collated, groups)
+        except BaseException:  # the user's own code, say: the ledger is let go of, and a new one leaves no trace
             book.close()
             if new and not book.events():
                 Path(ledger).unlink(missing_ok=True)  # type: ignore[arg-type]
@@ -118,10 +117,13 @@ class Run:
         book: Ledger,
         optimizer: Optimizer,
         loader: DataLoader,
+        collated: Any,
         groups: Callable[[Any], Tensor] | None,
     ) -> None:
         key = self._key().derive(f"segment {book.stream}")
-        self.batches = SampledLoader(loader, plan.sampler, key, max_physical_batch=self.performance.max_physical_batch)
+        self.batches = SampledLoader(
+            loader, plan.sampler, key, max_physical_batch=self.performance.max_physical_batch, collated=collated
+        )
         self.stepper = Stepper(
             plan,
             initial_state(plan),
@@ -131,6 +133,14 @@ class Run:
             optimizer=optimizer,
             groups=groups,
         )
+
+    def _planned(self, facts: Facts, ledger: str | Path | None, books: list[Ledger]) -> tuple[Plan, Facts]:
+        """The plan, after what the books hold; where the number of records is private it is counted first."""
+        spent = [event for book in books for event in book.events()]
+        if self.mechanism.size == "private" and self.mechanism.private:
+            counted = self._count(facts.size, ledger, books)
+            facts, spent = facts._replace(counted=counted), [*spent, counted.event]
+        return plans.make(self.mechanism, facts, spent=spent), facts
 
     def _key(self) -> Key:
         seed = self.mechanism.seed
@@ -154,7 +164,11 @@ class Run:
         return Counted(max(1, round(noised.item())), event)
 
     def _engine(
-        self, parameters: Mapping[str, nn.Parameter], loss_reduction: str, notify: Callable[[str], None]
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        loss_reduction: str,
+        loss_declared: str | None,
+        notify: Callable[[str], None],
     ) -> Engine:
         if not self.mechanism.private:
             return PlainEngine(parameters, loss_reduction=loss_reduction)
@@ -167,6 +181,7 @@ class Run:
             self.model,
             parameters,
             loss_reduction=loss_reduction,
+            loss_declared=loss_declared,
             by_rule=self.mechanism.seed is not None,  # a run that is to be repeated must not depend on a clock
             generic=self.performance.engine == "generic",
             notify=remember,
@@ -231,7 +246,7 @@ class Run:
             plan_fingerprint=self._fingerprint,
             resumes=(saved.step, saved.digest) if saved is not None and replays else None,
             must_contain=None if saved is None else saved.facts["ledger_head"],
-            after=earlier,
+            after=earlier if saved is None else (),  # a run that goes on has them in its ledger
             block=block,
         )
 
@@ -428,6 +443,7 @@ class Run:
             side_queries=tuple(side._asdict() for side in plan.side_queries),
             size_is_public=plan.size_is_public,
             size_released=_counted(plan),
+            loss=self.engine.loss.statement() if isinstance(self.engine, Bookkeeping) else "not looked at",
             seeded=self.mechanism.seed is not None,
             ledger=self._ledger_name(),
             ledger_head=self.ledger.head if plan.private else "",

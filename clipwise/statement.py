@@ -37,6 +37,7 @@ class Statement:
     side_queries: tuple[dict[str, Any], ...] = ()
     size_is_public: bool
     size_released: dict[str, Any] | None = None  # where it is private, and was counted with noise
+    loss: str = "not recorded"  # how it is known that each record's loss depends on that record alone
     seeded: bool
     ledger: str
     ledger_head: str
@@ -109,6 +110,7 @@ class Statement:
         return [
             *rows,
             ("size of the data set", self._size()),
+            ("loss of a record, from that record alone", self.loss),
             (
                 "randomness",
                 "AES-128-CTR keystream, key from "

@@ -17,9 +17,13 @@ if TYPE_CHECKING:  # accounting imports this file, and must not import torch
 class ClipwiseError(Exception):
     """Base of every error that Clipwise raises on purpose."""
 
+    exit_code = 1  # of the command line
+
 
 class BadArgument(ClipwiseError, ValueError):
     """An argument that cannot be honoured: the message names the argument, the value and the remedy."""
+
+    exit_code = 2
 
 
 class Unsupported(ClipwiseError, TypeError):
@@ -49,6 +53,15 @@ class Decision(NamedTuple):
     weights: Tensor  # (rows,)
     rows: Mapping[str, Tensor] = {}  # side query -> (rows, width)
     gradient_rows: Mapping[str, Tensor] = {}  # side query -> (rows,) weights of a second weighted sum of the same tape
+
+
+@dataclass(frozen=True)
+class Padding:
+    """What is padding in one row of a batch that was padded to its longest record. Private."""
+
+    row: int  # the one that is padded most
+    own_length: Mapping[int, int]  # of each length that the batch was padded to, how much is the row's own
+    leading: bool = False  # padded on the left
 
 
 @dataclass(frozen=True)

@@ -632,6 +632,55 @@ def test_models_that_cannot_be_trained_privately():
         attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
+def fine_tuned():
+    """Batch norm with the statistics of other data, in eval mode."""
+    model = nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES))
+    model(torch.randn(50, FEATURES))
+    return model
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_batch_norm_in_eval_mode_is_allowed_and_stays_as_it_is(frozen):
+    model = fine_tuned()
+    model[1].eval().requires_grad_(not frozen)
+    statistics = model[1].running_mean.clone()
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    private = attach(model, optimizer)
+    train(private)
+    assert torch.equal(model[1].running_mean, statistics)
+    model.train()  # the usual line at the head of an epoch
+    with pytest.raises(Unsupported, match=r"layer '1' \(BatchNorm1d\).*after each model.train"):
+        train(private)
+    model[1].eval()
+    train(private)
+
+
+def test_batch_norm_without_running_statistics_is_refused_in_any_mode():
+    model = nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, CLASSES))
+    with pytest.raises(Unsupported, match=r"clipwise\.fix"):
+        attach(model.eval())
+
+
+def test_a_buffer_that_the_loop_writes_records_into_stops_it():
+    """A centre of features, as in self-distillation, moved by the loop itself."""
+    model = network()
+    model.register_buffer("centre", torch.zeros(CLASSES))
+    private = attach(model)
+    with pytest.raises(LoopMisuse, match="'centre'"):
+        for x, y in private.loader:
+            private.optimizer.zero_grad()
+            out = model(x)
+            F.cross_entropy(out, y).backward()
+            private.optimizer.step()
+            model.centre.lerp_(out.detach().mean(0), 0.1)
+    assert sum(event.count for event in private.run.ledger.events()) == 1
+    private.detach()
+    private = attach(model)
+    for _ in range(2):
+        train(private)
+        model.centre.fill_(0.5)  # between epochs: public, says the user
+
+
 class MixesRows(nn.Module):
     def __init__(self):
         super().__init__()

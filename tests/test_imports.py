@@ -10,13 +10,8 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "clipwise"
 STAGES = ("sampling", "norms", "clipping", "noise", "optim", "accounting")
-SHARED = {
-    "clipwise.types",
-    "clipwise.validate",
-    "clipwise.files",
-    "clipwise.keystream",
-    "clipwise.schedules",
-    "clipwise",
+SHARED = {f"clipwise.{name}" for name in ("types", "validate", "files", "keystream", "schedules", "randomness")} | {
+    "clipwise"
 }
 
 

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from clipwise import validate
-from clipwise.accounting import Ledger
+from clipwise.accounting import Event, Ledger
 from clipwise.clipping import METHODS, Method
 from clipwise.loop.averaging import WeightAverage, check_decay
 from clipwise.loop.evaluation import accuracy, check_class_targets, mean_loss
@@ -27,6 +27,7 @@ from clipwise.losses import Loss, make_loss
 from clipwise.mechanism import Mechanism, Performance, split, takes_options
 from clipwise.noise import Noise
 from clipwise.run import Run
+from clipwise.state import Part
 from clipwise.statement import Statement
 from clipwise.types import BadArgument
 
@@ -43,6 +44,7 @@ class Trained(NamedTuple):
     method_state: Any
     ledger: Ledger
     noise: Noise
+    event: Event  # what it costs, as planned
     step: int
 
 
@@ -104,6 +106,7 @@ def fit(
     *,
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
     loss: LossLike = "cross-entropy",
+    loss_declared: str | None = None,
     lr_schedule: str | LrSchedule | None = None,
     average_weights: float = 0.0,
     test: Dataset | None = None,
@@ -113,6 +116,7 @@ def fit(
     earlier: Sequence[str | Path] = (),
     checkpoints: str | Path | Keeping | None = None,
     resume: str | Path | None = None,
+    parts: Mapping[str, Part] | None = None,
     mechanism: Mechanism | None = None,
     performance: Performance | None = None,
     on_epoch: Callable[[dict[str, Any]], None] | None = None,
@@ -127,7 +131,9 @@ def fit(
     The training:
         model, train, test: the model, and data sets of (input, target).
         optimizer: a function that makes the optimizer from the parameters; SGD with momentum by default.
-        loss: the text of one (see clipwise/losses.py), or a function loss(output, target), a mean over the rows.
+        loss: the text of one (see clipwise/losses.py), or a function loss(output, target): one loss a row, or a mean over
+            the rows, which is proved to be one or refused.
+        loss_declared: see `attach`.
         lr_schedule: how the rate moves (see clipwise/loop/lr_schedules.py).
         average_weights: decay of a moving average of the weights, which is then the trained model.
         groups: for a method that treats groups apart, a function of a batch: the group (0, 1, ...) of each row.
@@ -136,6 +142,7 @@ def fit(
         earlier: ledgers of earlier runs on the same data, whose charges count in this budget.
         checkpoints: a folder to keep the run's state in, every 5 minutes (or as a `Keeping` says).
         resume: such a folder; the run goes on from its last whole checkpoint, with the same ledger.
+        parts: what else has a state that checkpoints must keep, by name.
         mechanism, performance: the options below, each as one value.
         on_epoch: gets each line of the history.
         on_step: gets the public values of each step, and the number of steps planned.
@@ -158,6 +165,7 @@ def fit(
         DataLoader(train, batch_size=batch, shuffle=True),
         mechanism,
         performance,
+        loss_declared=loss_declared,
         groups=groups,
         ledger=ledger,
         after=tuple(release.noise_multiplier for release in after),
@@ -175,17 +183,19 @@ def fit(
         )
         keeper = make_keeper(checkpoints, run)
         run.engine.install()
-        run.restore(average=average, rates=rates, report=report)
+        run.restore(average=average, rates=rates, report=report, **(parts or {}))
         keeper.begin()
         for epoch in range(1 + run.state.step // per_epoch, epochs + 1):
             left = epoch * per_epoch - run.state.step
             affordable = run.affordable(left)
+            run.engine.begin_epoch()
             for _ in run.take_steps(affordable, _loss_of(model, loss)):
                 average.update()
                 report.step(run.state.step, epochs * per_epoch, **run.public_values())
                 rates.after_step()
                 if run.state.step < epoch * per_epoch:
                     keeper.after_step()
+            run.engine.end_epoch()
             report.epoch(epoch, run.state.step, epsilon=run.epsilon_or_none(), **run.public_values())
             rates.after_epoch(report.figure)
             if affordable < left:
@@ -210,12 +220,18 @@ def fit(
 
 def _loss_of(model: nn.Module, loss: Callable[[Any, Tensor], Tensor]) -> Callable[[Any], Tensor]:
     device = _device(model)
+    compare = _rows_of(loss)
 
     def loss_of(batch: Any) -> Tensor:
         inputs, targets = (x.to(device) for x in batch[:2])  # the group may follow
-        return loss(model(inputs), targets)
+        return compare(model(inputs), targets)
 
     return loss_of
+
+
+def _rows_of(loss: Any) -> Callable[[Any, Tensor], Tensor]:
+    """One loss a row where it is known how; a function of the user's own as it is."""
+    return loss.each if isinstance(loss, Loss) else loss
 
 
 def _device(model: nn.Module) -> torch.device:
@@ -227,9 +243,19 @@ def _release(run: Run, train: Dataset, loss: Any, after: Sequence[AfterTraining]
     state = run.state
     return {
         one.name: one.release(
-            Trained(run.model, train, loss, run.plan.method, state.method, run.ledger, run.noise, state.step + number)
+            Trained(
+                run.model,
+                train,
+                _rows_of(loss),
+                run.plan.method,
+                state.method,
+                run.ledger,
+                run.noise,
+                event,
+                state.step + number,
+            )
         )
-        for number, one in enumerate(after)
+        for number, (one, event) in enumerate(zip(after, run.plan.after, strict=True))
     }
 
 
