@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from clipwise import losses as losses
     from clipwise.dropin import Private, attach
     from clipwise.fixing import fix
+    from clipwise.guards import detach
     from clipwise.lab.tuning.runner import tune
     from clipwise.loop.fit import fit
     from clipwise.mechanism import Mechanism, Performance
@@ -36,6 +37,7 @@ _HOME = {
     "Run": "clipwise.run",
     "Unsupported": "clipwise.types",
     "attach": "clipwise.dropin",
+    "detach": "clipwise.guards",
     "fit": "clipwise.loop.fit",
     "fix": "clipwise.fixing",
     "losses": "clipwise.losses",
@@ -55,6 +57,7 @@ __all__ = [
     "Run",
     "Unsupported",
     "attach",
+    "detach",
     "fit",
     "fix",
     "losses",

@@ -47,6 +47,11 @@ class Mechanism(Options):
     sample_rate: float | None = Field(
         None, description="The chance that a record joins a batch; by default expected batch size / number of records."
     )
+    size: Literal["public", "private"] = Field(
+        "public",
+        description="The number of records: public, or private (a count with noise is charged once, and the rate and the "
+        "number of steps follow from it).",
+    )
     sampling: Literal["poisson", "fixed-size"] = Field(
         "poisson", description="How batches are drawn: poisson, or fixed-size (without replacement, anew each step)."
     )
@@ -123,6 +128,19 @@ class Mechanism(Options):
         if value is not None and validate.count("seed", value, least=0) >= _LARGEST_SEED:
             raise BadArgument(f"seed={value!r} is too large; give a whole number below 2^63")
         return value
+
+    @model_validator(mode="after")
+    def _counted_once(self) -> Self:
+        if self.size == "private" and self.sample_rate is not None:
+            raise BadArgument(
+                f"size='private' and sample_rate={self.sample_rate!r}: the rate is what the count is for. Leave one out; with sample_rate and "
+                "expected_batch_size given, the number of records is not used at all"
+            )
+        if self.size == "private" and self.sampling == "fixed-size":
+            raise BadArgument(
+                "size='private' and sampling='fixed-size': its neighbours are data sets of one, public size; use sampling='poisson'"
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:

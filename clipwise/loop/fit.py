@@ -170,16 +170,16 @@ def fit(
         resume=resume,
         notify=lambda message: warnings.warn(message, stacklevel=2),
     )
-    average = WeightAverage(model.parameters(), average_weights)
-    report = Reporter(model, made, test, loss, on_epoch, on_step, average)
-    model.train()
-    per_epoch = run.plan.steps_per_epoch
-    rates = rate_schedule.start(
-        made, epochs=epochs, steps_per_epoch=per_epoch, higher_is_better=report.higher_is_better
-    )
-    keeper = make_keeper(checkpoints, run)
-    run.engine.install()
     try:
+        average = WeightAverage(model.parameters(), average_weights)
+        report = Reporter(model, made, test, loss, on_epoch, on_step, average)
+        model.train()
+        per_epoch = run.plan.steps_per_epoch
+        rates = rate_schedule.start(
+            made, epochs=epochs, steps_per_epoch=per_epoch, higher_is_better=report.higher_is_better
+        )
+        keeper = make_keeper(checkpoints, run)
+        run.engine.install()
         run.restore(average=average, rates=rates, report=report, **(parts or {}))
         keeper.begin()
         for epoch in range(1 + run.state.step // per_epoch, epochs + 1):
