@@ -25,7 +25,7 @@ LAYERS = (
     ("types",),
     ("validate",),
     ("keystream", "schedules", "named_text", "locks", "files", "durable", "randomness", "statement", "fixing"),
-    ("mechanism", "checkpoint"),
+    ("mechanism", "checkpoint", "guards"),
     STAGES,
     ("plans",),
     ("step",),
