@@ -13,7 +13,8 @@ or an error was raised. A gradient that reaches a parameter past the taps is ref
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from types import MethodType
 from typing import Any
 
@@ -31,7 +32,17 @@ from clipwise.norms.recording import Pass, SpreadNode, TapNode
 from clipwise.norms.refuse import refuse_mixing_layers
 from clipwise.norms.state import Watch
 from clipwise.norms.tape import Tape
-from clipwise.norms.units import Unit, find_units, run_generic, signature, spread_shape, swapped, tensor_shapes
+from clipwise.norms.units import (
+    Unit,
+    find_units,
+    run_generic,
+    signature,
+    spread_shape,
+    swapped,
+    tensor_shapes,
+    untrained,
+)
+from clipwise.norms.unreleased import HeldBack
 from clipwise.types import LoopMisuse, Padding, Unsupported
 
 # A layer and physical batch: beyond it gradients are not stored where there is a choice. glibc takes larger blocks from
@@ -83,6 +94,8 @@ class Bookkeeping:
         self._calls = self._looked_at = 0  # private batches so far; that at the last look
         self._told: set[str] = set()
         self._in_root = False
+        self._outside = 0  # blocks of `outside` that are open
+        self._held_back = HeldBack(self._parameters, self._names)
         self._hooks: list[Any] = []
 
     @property
@@ -102,7 +115,7 @@ class Bookkeeping:
 
     def install(self) -> None:
         for p in self._parameters:
-            self._hooks.append(p.register_post_accumulate_grad_hook(self._refuse_stray_gradient))
+            self._hooks.append(p.register_hook(self._stray_hook(p)))  # autograd.grad meets it too
         self._replace_forwards()
         if not self._watching:
             watch(judged)
@@ -170,6 +183,17 @@ class Bookkeeping:
             if self._pass.witness is not None:
                 self._pass.witness.leave()
         self._pass = None
+        self._held_back.clear()
+
+    @contextmanager
+    def outside(self) -> Iterator[None]:
+        """Passes in this block are none of the open batch's: no parameter takes a gradient from them."""
+        self._outside += 1
+        try:
+            with untrained(self._parameters):
+                yield
+        finally:
+            self._outside -= 1
 
     @property
     def received(self) -> bool:
@@ -184,6 +208,7 @@ class Bookkeeping:
                 "optimizer.step() came without a new loss.backward() on a batch of private.loader; nothing was changed. "
                 "Call loss.backward() once, then step() once, for each batch that the loader gives"
             )
+        self._held_back.take()
         self._over()
         self._watch.check()
         # Taken, not copied: the user's loss keeps the graph alive, and the graph its taps, and they this pass.
@@ -201,12 +226,14 @@ class Bookkeeping:
         witness = None if self._pass is None or self._in_root else self._pass.witness
         if witness is None:
             return self._run_model(unit, original, args, kwargs)
-        witness.pause((args, kwargs))
+        witness.pause((args, kwargs), lost=bool(self._outside))
         out = self._run_model(unit, original, args, kwargs)
-        witness.go_on(self._outputs_with_rows(out))
+        witness.go_on([] if self._outside else self._outputs_with_rows(out))
         return out
 
     def _run_model(self, unit: Unit | None, original: Callable, args: tuple, kwargs: dict) -> Any:
+        if self._outside:
+            return self._run_outside(original, args, kwargs)
         if self._pass is None and self._probing is None:
             return original(*args, **kwargs)  # no private batch is open: any backward will be refused at the parameters
         if self._probing is None and self._is_new(args, kwargs):
@@ -245,6 +272,21 @@ class Bookkeeping:
         leaves = [x for x in tree_flatten(out)[0] if isinstance(x, Tensor)]
         return [(x, dim) for x, dim in self._with_rows(leaves) if dim is not None]
 
+    def _run_outside(self, original: Callable, args: tuple, kwargs: dict) -> Any:
+        def refuse_late(_: Tensor) -> None:
+            if not self._outside:
+                raise LoopMisuse(
+                    "backward() came after the block of private.outside() in which the model was called; nothing was changed. Call it inside the "
+                    "block, too"
+                )
+
+        out = original(*args, **kwargs)
+        for x in tree_flatten(out)[0]:
+            if isinstance(x, Tensor) and x.requires_grad:
+                # A checkpoint that is run again later would take the open batch for its own.
+                x.register_hook(refuse_late)
+        return out
+
     def _is_new(self, args: tuple, kwargs: dict) -> bool:
         """One look is enough, except that what is spread broadcasts otherwise against dimensions of size 1, 2 or 3; that what
         runs generically must know each of its arguments; that padding is looked at where there is some; and that a model
@@ -273,6 +315,8 @@ class Bookkeeping:
             )
 
     def _run_unit(self, unit: Unit, original: Callable, args: tuple, kwargs: dict) -> Any:
+        if self._outside:
+            return self._run_outside(original, args, kwargs)
         kwargs = dict(sorted(kwargs.items()))
         if self._probing is not None:
             return self._probing.run(unit, original, args, kwargs)
@@ -353,11 +397,19 @@ class Bookkeeping:
             if used or current is not self._pass:
                 raise distrusted(
                     "loss.backward() ran twice through the same batch, or on a batch that is over; nothing was changed. "
-                    "Call it once for each batch that the loader gives"
+                    "Call it once for each batch that the loader gives; gradients that are not trained on (adversarial examples) belong into "
+                    "a block of private.outside()"
+                )
+            if self._outside:
+                raise distrusted(
+                    "backward() in a block of private.outside() went through a call of the model that came before the block; nothing was changed. "
+                    "Call the model inside the block, too"
                 )
             if torch.is_grad_enabled():
                 raise distrusted(
-                    "backward(create_graph=True) would differentiate through clipping; call loss.backward() without it"
+                    "backward(create_graph=True), which a gradient penalty needs, would differentiate through clipping; call loss.backward() without "
+                    "it. Instead of a penalty, clamp the weights after optimizer.step() under torch.no_grad(), which costs no privacy; second "
+                    "derivatives that are not trained on belong into a block of private.outside()"
                 )
             if b.shape[dim] != current.rows:
                 raise distrusted(
@@ -372,8 +424,11 @@ class Bookkeeping:
             if current.measured_apart(call):
                 raise distrusted(
                     "the batch went through the model and loss.backward() twice before optimizer.step(); nothing was changed. Add the "
-                    "losses and call backward() once"
+                    "losses and call backward() once; gradients that are not trained on (adversarial examples) belong into a block of "
+                    "private.outside()"
                 )
+            if not current.received:
+                self._held_back.put()
             used = current.received = True
             if dim:
                 b, saved = b.movedim(dim, 0), tuple(s.movedim(dim, 0) for s in saved)
@@ -394,14 +449,23 @@ class Bookkeeping:
 
         return receive
 
+    def _stray_hook(self, p: nn.Parameter) -> Callable[[Tensor | None], None]:
+        def hook(gradient: Tensor | None) -> None:
+            if gradient is not None and self._probing is None:  # the probe looks for such gradients itself
+                self._refuse_stray_gradient(p)
+
+        hook.of_the_engine = True  # type: ignore[attr-defined]  # none of the user's, which see released gradients
+        return hook
+
     def _refuse_stray_gradient(self, p: nn.Parameter) -> None:
-        p.grad = None  # a raw gradient: nobody may see it
+        p.grad = None  # not even the last step's, which it would have been added to
         if self._pass is not None:
             self._pass.received = False
         raise Unsupported(
             f"parameter {self._names.get(id(p), '?')!r} got a gradient past its layer: it is used outside the model's forward (a weight "
             "penalty in the loss?) or the backward pass ran on data that did not come from private.loader. Use the optimizer's "
-            "weight_decay for penalties, torch.no_grad() for other data"
+            "weight_decay for penalties, torch.no_grad() for other data, and a block of private.outside() for gradients that are not "
+            "trained on"
         )
 
     # -- the first batch

@@ -34,7 +34,7 @@ def marks_of(node: Any) -> dict[int, Mark]:
 def mark_hook(value: Tensor) -> None:
     """A hook on the gradient of `value`: nothing tells what it does."""
     if value.grad_fn is not None:
-        value.grad_fn.metadata[_HOOK] = True
+        value.grad_fn.metadata[_HOOK] = True  # type: ignore[index]
 
 
 def has_hook(node: Any) -> bool:

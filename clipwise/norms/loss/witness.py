@@ -32,7 +32,7 @@ DONORS = (1 << 30, 1, 1, 1, 1)
 _TOLERANCE = 1e-4  # relative to the largest gradient: the same kernels on the same rows
 
 _READS = ("item", "tolist", "__float__", "__int__", "__index__")
-_LEAVES = ("numpy", "__array__", "tolist", "__dlpack__")  # where torch's functions see no more
+_LEAVES = ("numpy", "__array__", "tolist", "__dlpack__", "grad")  # where torch's functions see no more
 _NOT_AGAIN = ("backward", "register_hook", "retain_grad", "requires_grad_", "__repr__", "__format__", *_LEAVES)
 # Functions that make values of a whole number; in others it may be a length or a place.
 _ARITHMETIC = ("mul", "div", "add", "sub", "pow", "full", "tensor", "clamp", "where", "fill", "maximum", "minimum")
@@ -78,8 +78,9 @@ class Witness(TorchFunctionMode):
             if _frames_compiled() != self._frames:  # what was run step by step for our sake may be compiled from now on
                 torch._dynamo.reset()
 
-    def pause(self, given: Any) -> None:
-        """The model runs: what it does with its input is looked at elsewhere."""
+    def pause(self, given: Any, *, lost: bool = False) -> None:
+        """The model runs: what it does with its input is looked at elsewhere. `lost`: what comes out will not be followed."""
+        self._left |= lost
         if self._taking_down:
             self._inputs += [x for x in tree_flatten(given)[0] if isinstance(x, Tensor) and id(x) in self._held]
         self._taking_down = False
