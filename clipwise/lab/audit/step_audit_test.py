@@ -173,3 +173,33 @@ def test_ledger_that_says_more_noise_than_there_is(monkeypatch):
     plain = step.GaussianNoise.add
     monkeypatch.setattr(GaussianNoise, "add", lambda self, sums, std, *, step: plain(self, sums, std * 0.9, step=step))
     assert "noise variance" in caught("std x 0.9 at the call")
+
+
+def test_a_charge_after_the_noise(monkeypatch):
+    """A run that is killed between the two would have released what no ledger counts."""
+    plain = dropin.release
+
+    def release(plan, state, partial, noise, ledger):
+        late = []
+        ledger.charge, charge = lambda *a, **k: late.append((a, k)), ledger.charge
+        try:
+            done = plain(plan, state, partial, noise, ledger)
+        finally:
+            ledger.charge = charge
+        for a, k in late:
+            charge(*a, **k)
+        return done
+
+    monkeypatch.setattr(dropin, "release", release)
+    assert "charged first" in caught("a charge after the noise")
+
+
+def test_no_slack_for_rounding(monkeypatch):
+    made = Tape.__init__
+
+    def without_slack(self, *args, **kwargs):
+        made(self, *args, **kwargs)
+        self.slack = 0.0
+
+    monkeypatch.setattr(Tape, "__init__", without_slack)
+    assert caught("no slack") == {"rounding"}
