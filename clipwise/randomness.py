@@ -33,7 +33,10 @@ def held(devices: Iterable[torch.device] = ()) -> Iterator[None]:
 
 
 def seed_all(seed: int) -> None:
-    torch.manual_seed(seed)
+    # Not torch.manual_seed: for devices that are not there, it keeps a trace of its caller, and takes milliseconds.
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
     np.random.seed(seed)
     random.seed(seed)
 

@@ -30,7 +30,7 @@ from clipwise.norms.influence import Runs, grown, mixing, refuse_influence, refu
 from clipwise.norms.kernel import Kernel
 from clipwise.norms.small_batch import dimensions_of_rows, first, is_float, second, small_batch
 from clipwise.norms.units import SPREADABLE, Unit, signature, spread_shape, swapped, tensor_shapes
-from clipwise.randomness import held
+from clipwise.randomness import held, seed_all
 from clipwise.types import Padding, Unsupported
 
 NO_BATCH = "its input has no batch dimension of its own"
@@ -199,7 +199,7 @@ def probe(
 def _unsettled(model: nn.Module, parameters: list[nn.Parameter], attempt: Callable[..., Any]) -> Iterator[Runs]:
     """Other values in the parameters; and afterwards everything as it was."""
     values = [p.data for p in parameters]
-    torch.manual_seed(0)
+    seed_all(0)
     try:
         for p in parameters:
             size = float(p.data.square().mean().sqrt())
