@@ -41,6 +41,16 @@ def seed_all(seed: int) -> None:
     random.seed(seed)
 
 
+def untouched(seed: int) -> bool:
+    """Whether neither Python's nor numpy's generator has been drawn from since `seed_all(seed)`."""
+    python, numpy = random.getstate(), np.random.get_state(legacy=False)
+    random.seed(seed)
+    np.random.seed(seed)
+    return python == random.getstate() and str(numpy) == str(np.random.get_state(legacy=False))
+
+
+COINS = frozenset({"bernoulli", "native_dropout"})  # of a dropout
+
 # Operations whose result is random numbers, by torch's names without overload and trailing underscore.
 _SOURCES = frozenset(
     "bernoulli binomial cauchy exponential geometric log_normal multinomial normal poisson rand rand_like randint randint_like randn "
@@ -55,12 +65,14 @@ class Calm(TorchDispatchMode):
     def __init__(self, *, reverse: bool = False):
         super().__init__()
         self._reverse = reverse
+        self.drawn: set[str] = set()  # which operations would have drawn
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:  # noqa: ARG002
         kwargs = dict(kwargs or {})
         name = func._schema.name.removeprefix("aten::").removesuffix("_")
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
+        self.drawn.add(name)
         if name == "native_dropout":
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
         given = {a.name: value for a, value in zip(func._schema.arguments, args, strict=False)} | kwargs

@@ -255,7 +255,7 @@ def _look(units: list[Unit], parameters: list[nn.Parameter], call: _Call, runs: 
     if any(u.spread or u.own for u in settled):
         for n, batch in batches.items():
             _refuse_difference(outs[n], run(batch))
-    refuse_influence(runs, run, call.rows)
+    refuse_influence(runs, run, call.rows, outs[2], outs[3])
     if call.padding is not None:
         refuse_padding(run, call.args, call.kwargs, call.cuts, call.padding)
     return settled

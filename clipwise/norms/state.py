@@ -86,6 +86,10 @@ class State:
                 np.copyto(value, was)
         self.restore_generators()
 
+    @property
+    def has_generators(self) -> bool:
+        return any(type(value) in _GENERATORS for value, _, _ in self._values.values())
+
     def restore_generators(self) -> None:
         for value, was, _ in self._values.values():
             if type(value) in _GENERATORS:
