@@ -41,12 +41,20 @@ def seed_all(seed: int) -> None:
     random.seed(seed)
 
 
-def untouched(seed: int) -> bool:
-    """Whether neither Python's nor numpy's generator has been drawn from since `seed_all(seed)`."""
-    python, numpy = random.getstate(), np.random.get_state(legacy=False)
-    random.seed(seed)
-    np.random.seed(seed)
-    return python == random.getstate() and str(numpy) == str(np.random.get_state(legacy=False))
+def drawn_since(seed: int) -> set[str]:
+    """Which of the generators have been drawn from since `seed_all(seed)`. They are as after it, then."""
+    now = _states()
+    seed_all(seed)
+    return {name for name, state in _states().items() if state != now[name]}
+
+
+def _states() -> dict[str, Any]:
+    states: dict[str, Any] = {"python": random.getstate(), "torch": bytes(torch.default_generator.get_state().numpy())}
+    kind, keys, *rest = np.random.get_state()
+    states["numpy"] = (kind, bytes(keys), rest)  # type: ignore[arg-type]
+    if torch.cuda.is_initialized():
+        states["cuda"] = [bytes(state.numpy()) for state in torch.cuda.get_rng_state_all()]
+    return states
 
 
 COINS = frozenset({"bernoulli", "native_dropout"})  # of a dropout
