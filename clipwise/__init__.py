@@ -13,10 +13,10 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from clipwise.dropin import Private, attach
     from clipwise.fixing import fix
-    from clipwise.sampling import pad_to
     from clipwise.lab.tuning.runner import tune
     from clipwise.loop.fit import fit
     from clipwise.plans import Plan
+    from clipwise.sampling import pad_to
     from clipwise.step import private_step
     from clipwise.types import BadArgument, BudgetExhausted, ClipwiseError, LoopMisuse, Unsupported
 

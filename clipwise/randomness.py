@@ -61,8 +61,28 @@ COINS = frozenset({"bernoulli", "native_dropout"})  # of a dropout
 
 # Operations whose result is random numbers, by torch's names without overload and trailing underscore.
 _SOURCES = frozenset(
-    "bernoulli binomial cauchy exponential geometric log_normal multinomial normal poisson rand rand_like randint randint_like randn "
-    "randn_like random randperm uniform _sample_dirichlet _standard_gamma".split()
+    [
+        "bernoulli",
+        "binomial",
+        "cauchy",
+        "exponential",
+        "geometric",
+        "log_normal",
+        "multinomial",
+        "normal",
+        "poisson",
+        "rand",
+        "rand_like",
+        "randint",
+        "randint_like",
+        "randn",
+        "randn_like",
+        "random",
+        "randperm",
+        "uniform",
+        "_sample_dirichlet",
+        "_standard_gamma",
+    ]
 )
 
 
@@ -75,7 +95,7 @@ class Calm(TorchDispatchMode):
         self._reverse = reverse
         self.drawn: set[str] = set()  # which operations would have drawn
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:  # noqa: ARG002
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = dict(kwargs or {})
         name = func._schema.name.removeprefix("aten::").removesuffix("_")
         if torch.Tag.nondeterministic_seeded not in func.tags:

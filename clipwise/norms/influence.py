@@ -59,11 +59,17 @@ class Runs:
         self.seed = seed
         self.left: dict[str, Leaf] = {}  # by the last run
         self.left_by: list[dict[str, Leaf]] = []  # every run that drew alike
-        self.drawn: set[str] = set()  # generators that the last run has drawn from; a calm one: operations that would have
+        self.drawn: set[str] = (
+            set()
+        )  # generators that the last run has drawn from; a calm one: operations that would have
         self.may_move: set[str] = set()  # parameters and buffers that some run has changed
-        self.varies = False  # whether what the model does may change: by a number or buffer that it changed, or by what is drawn
+        self.varies = (
+            False  # whether what the model does may change: by a number or buffer that it changed, or by what is drawn
+        )
 
-    def __call__(self, batch: tuple[tuple, dict], *with_: Any, draw: int = 0, again: bool = False, calm: bool = False) -> Any:
+    def __call__(
+        self, batch: tuple[tuple, dict], *with_: Any, draw: int = 0, again: bool = False, calm: bool = False
+    ) -> Any:
         """The output. `again`: from the state that the last run has left, but for generators; `calm`: with constants for random
         numbers."""
         self.state.restore_generators() if again else self.state.restore()
@@ -258,13 +264,17 @@ def refuse_padding(run: Run, args: tuple, kwargs: dict, cuts: list[int | None], 
     rows = [own(x, dim) for x, dim in zip(leaves, cuts, strict=True)]
     bare = [_without(x, padding, but=dim) if isinstance(x, Tensor) else x for x, dim in zip(rows, cuts, strict=True)]
     if all(x is y for x, y in zip(rows, bare, strict=True)):
-        raise Unsupported(f"{_PADDED} No argument of the model has that length, so that it cannot be asked whether it minds. {_PAD_TO}")
+        raise Unsupported(
+            f"{_PADDED} No argument of the model has that length, so that it cannot be asked whether it minds. {_PAD_TO}"
+        )
     outs = [run(tree_unflatten(each, spec), calm=True) for each in (rows, bare)]
     for x, y in zip(*map(_floats, outs), strict=True):
         if x is not None and y is not None:
             x = x if x.shape == y.shape else _without(x, padding)
             if x.shape != y.shape or not _close(x, y):
-                raise Unsupported(f"{_PADDED} The model's output for a record changes with the padding beside it. {_PAD_TO}")
+                raise Unsupported(
+                    f"{_PADDED} The model's output for a record changes with the padding beside it. {_PAD_TO}"
+                )
 
 
 def _without(x: Tensor, padding: Padding, but: int | None = None) -> Tensor:

@@ -1,5 +1,7 @@
 """Reduced-precision products of an accelerator, emulated on the CPU: the bound holds all the same."""
 
+from contextlib import suppress
+
 import pytest
 import torch
 from torch import nn
@@ -7,8 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from clipwise.norms import precision
-from clipwise.norms.sensitivity_test import BOUND, clipped_sum
 from clipwise.norms.precision import exact_products
+from clipwise.norms.sensitivity_test import BOUND, clipped_sum
 
 PRODUCTS = {"mm": "matmul", "bmm": "matmul", "addmm": "matmul", "baddbmm": "matmul", "mv": "matmul", "addmv": "matmul"}
 PRODUCTS |= {"convolution": "conv", "convolution_backward": "conv"}
@@ -28,7 +30,7 @@ class Accelerator(TorchDispatchMode):
         super().__init__()
         self.rounded = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ARG002
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kind = PRODUCTS.get(func._schema.name.removeprefix("aten::").removesuffix("_"))
         flags = {"matmul": torch.backends.cuda.matmul, "conv": torch.backends.cudnn.conv}
         if kind and flags[kind].fp32_precision == "tf32":
@@ -88,7 +90,7 @@ def test_the_users_settings_are_given_back():
     torch.set_float32_matmul_precision("medium")
     try:
         for device, matmul in (("cpu", torch.backends.mkldnn.matmul), ("cuda", torch.backends.cuda.matmul)):
-            with pytest.raises(ZeroDivisionError), exact_products(device):
+            with suppress(ZeroDivisionError), exact_products(device):
                 assert matmul.fp32_precision == "ieee"
                 raise ZeroDivisionError
         assert torch.get_float32_matmul_precision() == "medium"

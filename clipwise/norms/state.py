@@ -186,7 +186,14 @@ def _walk(model: nn.Module, containers: list[tuple[Any, Any]] | None = None) -> 
             containers.append((value, content))
         for name, child, child_kept in children:
             deeper = 0 if isinstance(child, nn.Module) else depth + 1
-            stack.append((f"{path}.{name}" if path and not name.startswith("[") else path + name, child, kept or child_kept, deeper))
+            stack.append(
+                (
+                    f"{path}.{name}" if path and not name.startswith("[") else path + name,
+                    child,
+                    kept or child_kept,
+                    deeper,
+                )
+            )
 
 
 _Children = list[tuple[str, Any, bool]]
@@ -214,10 +221,10 @@ def _inside(value: Any) -> tuple[Any, _Children] | None:
     own_kind = type(value).__module__.partition(".")[0]
     if own_kind in ("torch", "numpy", "builtins", "functools", "threading") or isinstance(value, type | ModuleType):
         return None
-    own = getattr(value, "__dict__", None)
-    if callable(value) and not own or not isinstance(own, dict):
+    attributes = getattr(value, "__dict__", None)
+    if (callable(value) and not attributes) or not isinstance(attributes, dict):
         return None
-    return dict(own), [(k, v, False) for k, v in own.items()]
+    return dict(attributes), [(k, v, False) for k, v in attributes.items()]
 
 
 def _refill(container: Any, content: Any) -> None:

@@ -51,7 +51,9 @@ class Layout:
     padded: tuple[Padded, ...] = ()
     lengths: tuple[Path, ...] = ()  # tensors of one number a record: its own length
     leading: bool = False  # padded on the left
-    shapes: Mapping[Path, tuple[int, torch.Size]] = field(default_factory=dict)  # of others: dimension of rows, a batch's shape
+    shapes: Mapping[Path, tuple[int, torch.Size]] = field(
+        default_factory=dict
+    )  # of others: dimension of rows, a batch's shape
 
     def padding(self, batch: Any) -> Padding | None:
         """Of the row that is padded most; None where no row is padded."""
@@ -75,7 +77,9 @@ class Layout:
     def _refuse_other_shapes(self, batch: Any) -> None:
         for path, (rows, shape) in self.shapes.items():
             now = _tensor(_get(batch, path)).shape
-            if len(now) != len(shape) or any(a != b for d, (a, b) in enumerate(zip(now, shape, strict=True)) if d != rows):
+            if len(now) != len(shape) or any(
+                a != b for d, (a, b) in enumerate(zip(now, shape, strict=True)) if d != rows
+            ):
                 raise Unsupported(
                     f"loader: {_name(path)} of a batch has another shape than when the collate function was looked at: it seems to follow its "
                     "longest record, and whether that matters to the model was not asked. Give attach(..., pad_to=LENGTH)"
@@ -90,7 +94,7 @@ def _real_lengths(is_fill: Tensor, *, leading: bool) -> Tensor:
 
 
 def _is(x: Tensor, fill: Any) -> Tensor:
-    return x.isnan() if fill != fill else x == fill  # noqa: PLR0124
+    return x.isnan() if fill != fill else x == fill
 
 
 # -- the look ---------------------------------------------------------------------------------------------------------
@@ -182,7 +186,10 @@ def _learn_from_cut_records(found: _Found, source: _Source) -> None:
 def _cut_records(record: Any) -> Iterator[Any]:
     """Copies of the record with its sequences cut: all of one length together, then each dimension alone."""
     places = [
-        (path, leaf, dim) for path, leaf in _leaves(record, rows=True) for dim, size in enumerate(_sizes(leaf)) if size > 1
+        (path, leaf, dim)
+        for path, leaf in _leaves(record, rows=True)
+        for dim, size in enumerate(_sizes(leaf))
+        if size > 1
     ]
     for size in sorted({_sizes(leaf)[dim] for _, leaf, dim in places}, reverse=True):
         group = [place for place in places if _sizes(place[1])[place[2]] == size]
@@ -210,8 +217,14 @@ class _Found:
         self.cut: list[Any] = []  # batches of one record each that was cut
 
     def layout(self, batch: Any, alone: Mapping[int, Any]) -> Layout:
-        padded = tuple(Padded(path, rows, tuple(sorted(dims)), fill) for path, (rows, dims, fill) in self.padded.items())
-        shapes = {path: (rows, _tensor(_get(batch, path)).shape) for path, rows in self.rows.items() if path not in self.padded}
+        padded = tuple(
+            Padded(path, rows, tuple(sorted(dims)), fill) for path, (rows, dims, fill) in self.padded.items()
+        )
+        shapes = {
+            path: (rows, _tensor(_get(batch, path)).shape)
+            for path, rows in self.rows.items()
+            if path not in self.padded
+        }
         lengths = [path for path in shapes if _holds_lengths(path, padded, [*alone.values(), *self.cut])]
         return Layout(padded, tuple(lengths), self.leading, shapes)
 
@@ -288,8 +301,9 @@ def _compare_tensors(found: _Found, path: Path, whole: Tensor, alone: list[Tenso
         return
     if every_row and count > 1 and _is_permuted(whole, alone, dims[0]):
         raise _refusal(
-            path, "holds the records in another order than they came in (sorted by length?); leave them in order, and pack sequences with "
-            "enforce_sorted=False"
+            path,
+            "holds the records in another order than they came in (sorted by length?); leave them in order, and pack sequences with "
+            "enforce_sorted=False",
         )
     raise problem or _refusal(path, "cannot be compared")
 
@@ -318,7 +332,10 @@ def _padding_of(path: Path, row: Tensor, own: Tensor) -> _Pad | None:
             outside = row[rest]
             if same(inside, own) and bool(_is(outside, outside[0].item()).all()):
                 return _Pad(dims, outside[0].item(), leading)
-    raise _refusal(path, "has rows that are not what their records give alone, up to padding at one end: they change with the other records")
+    raise _refusal(
+        path,
+        "has rows that are not what their records give alone, up to padding at one end: they change with the other records",
+    )
 
 
 def _note(found: _Found, path: Path, rows: int, pad: _Pad | None) -> None:
@@ -366,7 +383,9 @@ def _children(value: Any) -> list[tuple[Any, Any]] | None:
 
 def _leaves(value: Any, path: Path = (), *, rows: bool = False) -> Iterator[tuple[Path, Any]]:
     """Every leaf; with `rows`, a list of numbers is one."""
-    numbers = rows and isinstance(value, list | tuple) and bool(value) and all(isinstance(v, int | float) for v in value)
+    numbers = (
+        rows and isinstance(value, list | tuple) and bool(value) and all(isinstance(v, int | float) for v in value)
+    )
     children = None if numbers else _children(value)
     if children is None:
         yield path, value
@@ -427,7 +446,7 @@ def same(a: Any, b: Any) -> bool:
         a, b = _tensor(a), _tensor(b)
         if a.shape != b.shape or a.dtype != b.dtype:
             return False
-        return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())  # noqa: PLR0124
+        return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
     if type(a) is not type(b):
         return False
     one, other = _children(a), _children(b)
@@ -435,7 +454,7 @@ def same(a: Any, b: Any) -> bool:
         return [k for k, _ in one] == [k for k, _ in other] and all(
             same(v, w) for (_, v), (_, w) in zip(one, other, strict=True)
         )
-    return bool(a == b) or (isinstance(a, float) and a != a and b != b)  # noqa: PLR0124
+    return bool(a == b) or (isinstance(a, float) and a != a and b != b)
 
 
 def _name(path: Path) -> str:
@@ -464,7 +483,9 @@ class PadTo:
             batch = _put(batch, path, resized.numpy() if isinstance(x, np.ndarray) else resized)
         for path in self._layout.lengths:
             x = _get(batch, path)
-            batch = _put(batch, path, x.clip(max=self._length) if isinstance(x, np.ndarray) else x.clamp(max=self._length))
+            batch = _put(
+                batch, path, x.clip(max=self._length) if isinstance(x, np.ndarray) else x.clamp(max=self._length)
+            )
         return batch
 
     def _resized(self, x: Tensor, dim: int, fill: Any) -> Tensor:

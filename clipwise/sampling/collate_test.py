@@ -149,7 +149,11 @@ class TakenTogether(Dataset):
         (lambda r: (*padded(r), padded(r)[0].float().mean()), None, r"batch\[2\]"),
         (lambda r: padded(r[:2]), None, "no dimension"),
         (lambda r: padded(r, padding_value=max(len(x) for x, _ in r)), None, "padded with a value"),
-        (lambda r: (torch.cat([x for x, _ in r]), torch.tensor([len(x) for x, _ in r]).cumsum(0)), None, "no dimension"),
+        (
+            lambda r: (torch.cat([x for x, _ in r]), torch.tensor([len(x) for x, _ in r]).cumsum(0)),
+            None,
+            "no dimension",
+        ),
         (lambda r: pack_sequence([x for x, _ in r], enforce_sorted=False), None, "enforce_sorted=False"),
         (Running(), None, r"batch\[0\]"),
         (default_collate, TakenTogether(centred=True), "the whole"),

@@ -255,7 +255,11 @@ def _compare(audit: StepAudit, name: str, method: Method, one: _Replayed, two: _
         f"the method's state is the same on both sides ({name})",
     )
     early = two.public["charged before each draw"]
-    audit.note("charged first", bool(early) and all(count == 1 for count in early), f"steps charged before each draw {early} ({name})")
+    audit.note(
+        "charged first",
+        bool(early) and all(count == 1 for count in early),
+        f"steps charged before each draw {early} ({name})",
+    )
     asked = [std for std, _ in two.public["draws and their std"]]
     _check_charge(audit, name, asked, bounds, two.public["ledger"])
     audit.note("noise std", asked == two.public["declared std"], f"declared and drawn ({name}): {asked}")

@@ -163,7 +163,13 @@ def test_a_row_with_nan_stays_alone():
 
 
 @pytest.mark.parametrize(
-    ("kind", "shape"), [(nn.BatchNorm1d, (5, 4)), (nn.BatchNorm1d, (5, 4, 3)), (nn.BatchNorm2d, (5, 4, 3, 2)), (nn.BatchNorm3d, (2, 4, 3, 2, 3))]
+    ("kind", "shape"),
+    [
+        (nn.BatchNorm1d, (5, 4)),
+        (nn.BatchNorm1d, (5, 4, 3)),
+        (nn.BatchNorm2d, (5, 4, 3, 2)),
+        (nn.BatchNorm3d, (2, 4, 3, 2, 3)),
+    ],
 )
 @pytest.mark.parametrize("frozen", [None, "weight", "bias"])
 def test_batch_norm_in_eval_mode(kind, shape, frozen):
@@ -175,4 +181,6 @@ def test_batch_norm_in_eval_mode(kind, shape, frozen):
     x = torch.randn(shape)
     torch.testing.assert_close(batch_norm(norm, lambda out, *_, **__: out, x), norm(x))
     freeze(norm, frozen)
-    assert_agrees(nn.Sequential(nn.Sequential(norm, nn.ReLU(inplace=True)), nn.Flatten(), nn.Linear(x[0].numel(), 2)), (x,))
+    assert_agrees(
+        nn.Sequential(nn.Sequential(norm, nn.ReLU(inplace=True)), nn.Flatten(), nn.Linear(x[0].numel(), 2)), (x,)
+    )

@@ -305,7 +305,12 @@ class Packing(nn.Module):
 
 
 @settings(max_examples=30, deadline=None)
-@given(layer=layers(), lengths=st.lists(st.integers(1, 5), min_size=2, max_size=5), extra=st.integers(0, 2), given_states=st.booleans())
+@given(
+    layer=layers(),
+    lengths=st.lists(st.integers(1, 5), min_size=2, max_size=5),
+    extra=st.integers(0, 2),
+    given_states=st.booleans(),
+)
 def test_packed_sequences(layer, lengths, extra, given_states):
     rows = len(lengths)
     x = torch.randn(rows, max(lengths) + extra + (max(lengths) + extra == rows), layer.input_size)
