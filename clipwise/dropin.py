@@ -4,12 +4,12 @@
     for epoch in range(10):
         for x, y in private.loader:
             optimizer.zero_grad()
-            loss = criterion(model(x), y)
-            loss.backward()
+            losses = criterion(model(x), y)  # reduction="none": one loss a row
+            private.backward(losses)  # or loss.backward() on their mean
             optimizer.step()
     print(private.epsilon(), private.statement().to_markdown())
 
-Model and optimizer stay the objects they were. `loss.backward()` leaves no gradient on the parameters;
+Model and optimizer stay the objects they were. The backward pass leaves no gradient on the parameters;
 `optimizer.step()` clips, sums, charges, adds noise, puts the *released* gradient on p.grad, and then takes the
 optimizer's own step.
 
@@ -19,31 +19,34 @@ however it is split; a loop that does anything out of order gets an error and ch
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import MethodType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
-from clipwise.clipping import Method
-from clipwise.optim import hand_over
+from clipwise.mechanism import split, takes_options
 from clipwise.run import Run
-from clipwise.sampling import PhysicalBatch
-from clipwise.schedules import ScheduleLike
 from clipwise.statement import Statement
-from clipwise.step import Partial, absorb, release
 from clipwise.types import BadArgument, LoopMisuse
+
+OUTSIDE = (
+    "private.outside() was used: gradients through the model that this run did not train on. What the training loop made of such "
+    "gradients of training records is not covered"
+)
 
 
 class PrivateLoader:
     """Poisson batches of the user's data set; one pass is one epoch's number of steps."""
 
-    def __init__(self, private: Private, dataset: Dataset):
+    def __init__(self, private: Private, dataset: Dataset[Any]):
         self._private = private
         self.dataset = dataset
 
@@ -58,33 +61,79 @@ class PrivateLoader:
 class Private:
     """A loop made private. Made by `attach`; `detach` gives everything back."""
 
-    def __init__(self, run: Run, optimizer: Optimizer, loader: DataLoader, lr_scheduler: Any):
+    def __init__(self, run: Run, optimizer: Optimizer, loader: DataLoader[Any], lr_scheduler: Any):
         self.run = run
         self.model = run.model
         self.optimizer = optimizer
         self.loader = PrivateLoader(self, loader.dataset)
         self.stepped = False  # whether the last optimizer.step() completed a logical batch
-        self._batch: PhysicalBatch | None = None
-        self._records: Any = None
-        self._partial = Partial()
         self._epochs_begun = 0
         self._scheduler = lr_scheduler
         self._warned = False
-        self._install()
+        self._blocks = 0  # of `outside` that are open
+        self._plain_step: Any = None
+        self._plain_kind: type | None = None  # of the scheduler
+        run.on_close(self._uninstall)
+        try:
+            more = {} if lr_scheduler is None else {"scheduler": lr_scheduler}
+            run.restore(**more)
+            self._left_of_epoch = -run.state.step % len(self.loader)
+            self._install()
+        except BaseException:
+            run.close()
+            raise
 
     def epsilon(self, delta: float | None = None) -> float:
         """Epsilon so far, from the ledger; at the delta given to `attach`, or another."""
         return self.run.epsilon(delta)
 
+    def backward(self, losses: Tensor) -> None:
+        """The backward pass from one loss a row, of shape (rows,), in the place of `loss.backward()`. Clipwise sums them; that
+        each depends on its own row alone is verified. `loss_reduction` does not matter."""
+        self.run.engine.backward(losses)
+
     def statement(self) -> Statement:
         """What is guaranteed, under which assumptions, and what is not."""
         return self.run.statement()
 
+    def save(self, folder: str | Path) -> Path:
+        """Keep everything that the run is made of (weights, optimizer, scheduler, thresholds, place) in a folder, the last two
+        times; `attach(..., resume=folder)` with the same ledger goes on from there. Needs attach(ledger=FILE)."""
+        return self.run.save(folder)
+
+    @property
+    def step(self) -> int:
+        """Logical steps taken so far, before a resume too."""
+        return self.run.state.step
+
+    def epochs(self) -> range:
+        """The epochs that are left, numbered from 0: `for epoch in private.epochs()` is right after a resume too."""
+        done = self.step // len(self.loader)
+        return range(done, max(done, math.ceil((self.run.plan.steps or 0) / len(self.loader))))
+
     def detach(self) -> None:
         """Model, optimizer and scheduler as they were; the ledger is closed. May be called twice."""
-        self._uninstall()
-        self._drop()
         self.run.close()
+
+    @contextmanager
+    def outside(self) -> Iterator[None]:
+        """A block in which gradients through the model are not trained on: neither forward nor backward passes in it touch the
+        open batch or the parameters. For adversarial examples (gradients with respect to inputs), for a generator that
+        learns from a private discriminator, for pictures of what the model looks at.
+
+            with private.outside():
+                (direction,) = torch.autograd.grad(criterion(model(x), y), x)
+            loss = criterion(model(x + 0.1 * direction.sign()), y)
+
+        What the loop makes of such gradients of *training* records is outside the guarantee, and each record's must come from
+        that record alone (reduce by a sum, or take signs); the statement says that the block was used."""
+        self.run.note(OUTSIDE)
+        self._blocks += 1
+        try:
+            with self.run.engine.outside():
+                yield
+        finally:
+            self._blocks -= 1
 
     def __reduce__(self) -> Any:
         raise LoopMisuse(
@@ -96,20 +145,24 @@ class Private:
     # ---------------------------------------------------------------------------------------------------------
 
     def _epoch(self) -> Iterator[Any]:
+        stepper = self.run.stepper
+        stepper.whereabouts.begin()
         self._epochs_begun += 1
-        self._drop()  # of an earlier loop that was left in the middle, and is still held
-        mine, count = self._epochs_begun, len(self.loader)
+        stepper.drop()  # of an earlier loop that was left in the middle, and is still held
+        per_epoch = len(self.loader)
+        # What is left of an epoch that a resumed run was in the middle of; a whole one otherwise.
+        mine, count = self._epochs_begun, self._left_of_epoch or per_epoch
+        self._left_of_epoch = 0
         affordable = self.run.affordable(count)
         first = self.run.state.step
         self.run.engine.begin_epoch()
         try:
             for batch, records in self.run.batches.batches(range(first, first + affordable)):
-                self.run.engine.open(batch.rows, batch.padding)
-                self._batch, self._records = batch, records
+                stepper.begin(batch, records)
                 yield records
                 if mine != self._epochs_begun:
                     raise LoopMisuse("two loops ran over private.loader at once; run one after the other")
-                if self._batch is not None:
+                if stepper.waits:
                     raise LoopMisuse(
                         "a batch of private.loader was not followed by optimizer.step(); a step that is left out because of its data would leak. "
                         "Call loss.backward() and optimizer.step() for every batch"
@@ -117,41 +170,27 @@ class Private:
             self.run.engine.end_epoch()
         finally:
             if mine == self._epochs_begun:
-                self._drop()  # a loop left in the middle: what was summed of an unfinished logical batch is forgotten
+                stepper.drop()  # a loop left in the middle: what was summed of an unfinished logical batch is forgotten
+                stepper.whereabouts.end()
         if affordable < count:
             raise self.run.exhausted()
-
-    def _drop(self) -> None:
-        self._batch, self._records, self._partial = None, None, Partial()
 
     # -- the step
     # --------------------------------------------------------------------------------------------------------
 
     def _step(self, take_step: Callable[[], Any]) -> Any:
-        run, batch = self.run, self._batch
+        self.run.stepper.whereabouts.refuse_elsewhere()
+        if self._blocks:
+            raise LoopMisuse(
+                "optimizer.step() came inside a block of private.outside(); nothing was changed. Call it after the block"
+            )
         self._refuse_changed_parameters()
-        tape = run.engine.close()  # raises where there was no backward
-        if batch is None:
-            raise LoopMisuse("optimizer.step() came for a batch that is not from private.loader; nothing was changed")
-        groups = None if run.groups is None else run.groups(self._records)
-        absorb(run.plan, run.state, self._partial, tape, masked=batch.masked, groups=groups)
-        del tape
-        self._batch, self._records, self.stepped = None, None, batch.last
-        if not batch.last:
-            self._warn_of_scheduler()
-            self.optimizer.zero_grad()
-            return None
-        partial, self._partial = self._partial, Partial()
-        learning_rate = run.plan.method.learning_rate(run.state.method)
-        released, run.state = release(run.plan, run.state, partial, run.noise, run.ledger)
-        hand_over(
-            self.optimizer,
-            run.engine.parameters,
-            released,
-            expected_batch_size=run.plan.expected_batch_size,
-            learning_rate=learning_rate,
-        )
-        return take_step()
+        self.stepped = self.run.stepper.absorb()
+        if self.stepped:
+            return self.run.stepper.complete(take_step)
+        self._warn_of_scheduler()
+        self.optimizer.zero_grad()
+        return None
 
     def _refuse_changed_parameters(self) -> None:
         known = {id(p) for p in self.run.engine.parameters}
@@ -178,24 +217,24 @@ class Private:
 
     def _install(self) -> None:
         private = self
-        self.optimizer.zero_grad()
         self.run.engine.install()
-        self._plain_step = self.optimizer.step
+        plain_step = self.optimizer.step
 
         def step(optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ARG001
             value = None
             if closure is not None:
                 with torch.enable_grad():
                     value = closure()
-            private._step(private._plain_step)
+            private._step(plain_step)
             return value
 
         # A bound method, because schedulers that are made later look for its __func__; marked where one has wrapped
         # it before.
-        if getattr(self._plain_step, "_wrapped_by_lr_sched", False):
+        if getattr(plain_step, "_wrapped_by_lr_sched", False):
             step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
         self._had_own_step = "step" in self.optimizer.__dict__
         self.optimizer.step = MethodType(step, self.optimizer)  # type: ignore[method-assign]
+        self._plain_step = plain_step
         if self._scheduler is not None:
             # By a class of its own, not an attribute: schedulers save their attributes.
             kind = type(self._scheduler)
@@ -204,60 +243,53 @@ class Private:
                 return kind.step(scheduler, *args, **kwargs) if private.stepped else None
 
             self._scheduler.__class__ = type(kind.__name__, (kind,), {"step": move, "__module__": kind.__module__})
+            self._plain_kind = kind
+        self.optimizer.zero_grad()
 
     def _uninstall(self) -> None:
-        if self._had_own_step:
-            self.optimizer.step = self._plain_step  # type: ignore[method-assign]
-        else:
-            self.optimizer.__dict__.pop("step", None)
-        if self._scheduler is not None:
-            self._scheduler.__class__ = type(self._scheduler).__bases__[0]
-            self._scheduler = None
+        """Whatever of it was installed; an attach that fails late comes here too."""
+        if self._plain_step is not None:
+            if self._had_own_step:
+                self.optimizer.step = self._plain_step  # type: ignore[method-assign]
+            else:
+                self.optimizer.__dict__.pop("step", None)
+        if self._plain_kind is not None:
+            self._scheduler.__class__ = self._plain_kind
+        self._plain_step, self._plain_kind = None, None
 
 
+@takes_options
 def attach(
     model: nn.Module,
     optimizer: Optimizer,
-    loader: DataLoader,
+    loader: DataLoader[Any],
     *,
-    epsilon: float | None = None,
-    noise_multiplier: float | None = None,
-    delta: float | None = None,
-    epochs: float | None = None,
-    method: str | Method = "fixed",
-    expected_batch_size: float | None = None,
-    sample_rate: float | None = None,
     loss_reduction: str = "mean",
-    max_physical_batch: int | None = None,
-    pad_to: int | None = None,
-    accountant: str = "best",
-    engine: str = "fast",
+    loss_declared: str | None = None,
     lr_scheduler: Any = None,
-    seed: int | None = None,
-    ledger: str | Path | None = None,
+    pad_to: int | None = None,
     groups: Callable[[Any], torch.Tensor] | None = None,
-    schedule: ScheduleLike = None,
-    allow_unsound: bool = False,
-    **method_options: Any,
+    ledger: str | Path | None = None,
+    earlier: Sequence[str | Path] = (),
+    resume: str | Path | None = None,
+    **options: Any,
 ) -> Private:
     """Make an existing training loop private. Everything is checked here, before any data is touched.
 
-    epsilon or noise_multiplier: the target (noise is calibrated for `epochs`), or the noise itself. delta: below 1 /
-    size of the data set. method and its options (threshold=1.0 for "fixed"): see `clipwise methods`.
-    expected_batch_size, sample_rate: public numbers; by default the loader's batch size, and that over the data set's
-    size, which is then treated as public. loss_reduction: how the loss that you call backward() on combines the
-    examples, "mean" or "sum". It must treat them alike: a mean over *tokens that are not padding*, or a loss that
-    compares examples, lets one example change another's share, and no bound would hold. max_physical_batch: split
-    larger batches, exactly; give the lr_scheduler too, so that it moves once a logical step. pad_to: a public number that
-    batches of texts or series are padded or cut to, where collate pads to the longest record and the model does not mask
-    padding (see `clipwise.pad_to`). engine: "fast", or
-    "generic" (torch.func for the whole model; slower, for models that change shape from call to call). seed: for
-    studies and tests only; without it the randomness comes from the operating system. ledger: a file for the privacy
-    ledger; an existing one goes on, and what it holds counts.
-    groups: for a method that treats groups of records apart: a function of a batch that gives the group (0, 1, ...) of
-    each row. schedule: how the noise changes over the run: "step", "linear:decay=0.98", a `Schedule`, a list of factors
-    (one an epoch) or a function of the epoch; a target epsilon is met over the whole of it. allow_unsound: run a method
-    without a valid guarantee; epsilon is infinite then.
+        private = clipwise.attach(model, optimizer, loader, epsilon=3.0, delta=1e-5, epochs=10)
+
+    The loop:
+        model, optimizer, loader: as they are; they are not wrapped, and `private.loader` gives batches of the same data.
+        loss_reduction: how the loss that you call backward() on combines the examples, "mean" or "sum"; that it treats
+            each alone is proved from its graph, or refused. private.backward(losses) needs none.
+        loss_declared: "row-wise" is your word for a loss that cannot be proved so; the statement quotes it (docs/losses.md).
+        lr_scheduler: the one that moves the rate, so that with max_physical_batch it moves once a logical step.
+        pad_to: a public length that batches of texts or series are padded or cut to, where collate pads to the longest
+            record and the model does not mask padding (see `clipwise.pad_to`).
+        groups: for a method that treats groups apart, a function of a batch: the group (0, 1, ...) of each row.
+        ledger: a file for the privacy ledger; an existing one goes on, and what it holds counts.
+        earlier: ledgers of earlier runs on the same data, whose charges count in this budget.
+        resume: a folder that `private.save` wrote to; the run goes on from its last whole checkpoint.
     """
     if lr_scheduler is not None and getattr(lr_scheduler, "optimizer", None) is not optimizer:
         raise BadArgument(
@@ -269,28 +301,20 @@ def attach(
             "records is outside the guarantee)",
             stacklevel=2,
         )
+    mechanism, performance = split(options)
     run = Run(
         model,
         optimizer,
         loader,
-        epsilon=epsilon,
-        noise_multiplier=noise_multiplier,
-        delta=delta,
-        epochs=epochs,
-        method=method,
-        method_options=method_options,
-        expected_batch_size=expected_batch_size,
-        sample_rate=sample_rate,
+        mechanism,
+        performance,
         loss_reduction=loss_reduction,
-        max_physical_batch=max_physical_batch,
+        loss_declared=loss_declared,
         pad_to=pad_to,
-        accountant=accountant,
-        engine=engine,
-        seed=seed,
-        ledger=ledger,
         groups=groups,
-        schedule=schedule,
-        allow_unsound=allow_unsound,
+        ledger=ledger,
+        earlier=earlier,
+        resume=resume,
         notify=lambda message: warnings.warn(message, stacklevel=2),
     )
     return Private(run, optimizer, loader, lr_scheduler)

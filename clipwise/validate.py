@@ -6,7 +6,7 @@ No privacy check is an `assert`: they hold under `python -O` too.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from numbers import Real
 
 from clipwise.types import BadArgument
@@ -15,7 +15,10 @@ from clipwise.types import BadArgument
 def _number(name: str, value: object, remedy: str) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise BadArgument(f"{name}={value!r} is not a number; {remedy}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError as error:  # a whole number above 1e308, which may have too many digits to be shown
+        raise BadArgument(f"{name} is too large for a number; {remedy}") from error
 
 
 def positive(name: str, value: object, remedy: str = "give a finite number above 0") -> float:
@@ -52,3 +55,21 @@ def choice(name: str, value: object, allowed: Collection[str]) -> str:
     if not isinstance(value, str) or value not in allowed:
         raise BadArgument(f"{name}={value!r} is not known; choose one of {', '.join(sorted(allowed))}")
     return value
+
+
+def mean_and_deviation(name: str, value: Sequence[float]) -> tuple[float, float]:
+    remedy = "give a mean and a standard deviation above 0 of the pixels, such as 0.1307 and 0.3081"
+    if len(value) != 2 or not math.isfinite(value[0]):
+        raise BadArgument(f"{name}={list(value)!r} is not two numbers; {remedy}")
+    return value[0], positive(name, value[1], remedy)
+
+
+def finite_or_none(value: object) -> float | None:
+    """The value as a finite float, or None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None

@@ -1,24 +1,22 @@
 """What a ledger tells, beyond its total: segments, noise levels, and how epsilon grew.
 
-Formal guarantee: nothing is told of a file that `Ledger.read` does not accept. The history is counted from the lines that
-were verified, and its total is compared with the ledger's own before anything is returned. What a segment reserved and
-neither took nor gave back is charged, at the point where the segment ends. A method without a valid guarantee (the
-run's facts say `"sound": false`) makes epsilon infinite from there on.
+Formal guarantee: nothing is told of a file that `Ledger.read` does not accept, and what is told adds up to what the
+ledger charges: it is the same book. What a segment reserved and is not known to have taken or given back is charged, at
+the point where the segment ends; steps that a later segment redid bit for bit are told where they were charged first.
+A method without a valid guarantee (the run's facts say `"sound": false`) makes epsilon infinite from there on.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
+import dataclasses
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from clipwise.accounting.bound import Epsilon, epsilon
-from clipwise.accounting.events import StepEvent, merge
-from clipwise.accounting.ledger import Ledger, LedgerError, LedgerRollback
+from clipwise.accounting.events import Event
+from clipwise.accounting.ledger import Ledger
 
 _MOST_ROWS, _RANGES = 24, 12  # levels are shown one by one, or where there are more, as about so many ranges
 
@@ -28,12 +26,21 @@ class Segment:
     number: int
     run: dict[str, Any]  # its public facts
     closed: bool
-    steps: tuple[StepEvent, ...]  # in the order taken, equal neighbours joined
-    untaken: StepEvent | None  # reserved, not taken, and charged
+    steps: tuple[Event, ...]  # taken and charged, in order, equal neighbours joined
+    reserved: tuple[Event, ...]  # charged, because nobody knows whether they were taken
+    redone: int  # steps that were charged before, and are the same releases
 
     @property
-    def charges(self) -> tuple[StepEvent, ...]:
-        return self.steps if self.untaken is None else (*self.steps, self.untaken)
+    def charges(self) -> tuple[Event, ...]:
+        return (*self.steps, *self.reserved)
+
+    @property
+    def taken(self) -> int:
+        return sum(event.count for event in self.steps)
+
+    @property
+    def untaken(self) -> int:
+        return sum(event.count for event in self.reserved)
 
     @property
     def sound(self) -> bool:
@@ -56,6 +63,7 @@ class History:
     run_id: str
     head: str
     segments: tuple[Segment, ...]
+    composed: tuple[Event, ...] = ()  # charges of other ledgers that count here
 
     @property
     def run(self) -> dict[str, Any]:
@@ -68,23 +76,23 @@ class History:
 
     @property
     def taken(self) -> int:
-        return sum(event.count for segment in self.segments for event in segment.steps)
+        return sum(segment.taken for segment in self.segments)
 
     @property
     def untaken(self) -> int:
-        return sum(segment.untaken.count for segment in self.segments if segment.untaken)
+        return sum(segment.untaken for segment in self.segments)
 
     def epsilon(self, delta: float, accountant: str = "best") -> Epsilon:
-        return _epsilon(self.segments, delta, accountant)
+        spent = epsilon([*self.composed, *(e for s in self.segments for e in s.charges)], delta, accountant)
+        return spent if self.sound else Epsilon(math.inf, spent.delta, spent.accountant)
 
     def levels(self) -> list[Level]:
         """Charged steps by rate and noise, the most noise first; ranges where there are more than two dozen levels."""
-        taken = merge(event for segment in self.segments for event in segment.steps)
-        untaken = merge(segment.untaken for segment in self.segments if segment.untaken)
         counts: dict[tuple[float, float], list[int]] = {}
-        for column, events in enumerate((taken, untaken)):
-            for event in events:
-                counts.setdefault((event.sample_rate, event.noise_multiplier), [0, 0])[column] += event.count
+        for segment in self.segments:
+            for column, events in enumerate((segment.steps, segment.reserved)):
+                for event in events:
+                    counts.setdefault((event.sample_rate, event.noise_multiplier), [0, 0])[column] += event.count
         rows: list[Level] = []
         size = 1 if len(counts) <= _MOST_ROWS else math.ceil(len(counts) / _RANGES)
         for rate in sorted({rate for rate, _ in counts}):
@@ -100,12 +108,12 @@ class History:
         charges = [(segment, event) for segment in self.segments for event in segment.charges]
         total = sum(event.count for _, event in charges)
         marks = sorted({math.ceil(total * k / points) for k in range(1, points + 1)} - {0}, reverse=True)
-        curve, so_far, steps, sound = [], [], 0, True
+        curve, so_far, steps, sound = [], list(self.composed), 0, True
         for segment, event in charges:
             sound, left = sound and segment.sound, event.count
             while left:
                 count = min(left, marks[-1] - steps)
-                so_far.append(StepEvent(event.sample_rate, event.noise_multiplier, count))
+                so_far.append(dataclasses.replace(event, count=count))
                 steps, left = steps + count, left - count
                 if steps == marks[-1]:
                     curve.append((marks.pop(), epsilon(so_far, delta, accountant).value if sound else math.inf))
@@ -114,63 +122,21 @@ class History:
 
 def read_history(path: str | Path, *, head: str | None = None) -> History:
     """Verify a ledger and tell its history; with `head` (or the beginning of one), refuse a ledger without that line."""
-    path = Path(path)
-    ledger = Ledger.read(path)
-    lines = path.read_bytes().split(b"\n")
-    hashes = [hashlib.sha256(line).hexdigest() for line in lines]
-    if ledger.head not in hashes:
-        raise LedgerError(f"{path} changed while it was read; read it again")
-    verified = hashes.index(ledger.head) + 1  # what a live run has written since is not told
-    segments = _segments(lines[:verified])
-    if merge(event for segment in segments for event in segment.charges) != tuple(ledger.events()):
-        raise LedgerError(f"{path} changed while it was read; read it again")
-    if head is not None and not any(each.startswith(head) for each in hashes[:verified]):
-        raise LedgerRollback(
-            f"{path} does not contain the line {head}: lines were cut off its end, or it belongs to another run; "
-            "restore the ledger that goes with the run"
+    ledger = Ledger.read(path, must_contain=head)
+    by_segment: dict[int, tuple[list[Event], list[Event]]] = {s.number: ([], []) for s in ledger.book.segments}
+    for runs in ledger.book.streams(reserved=True).values():
+        for run in runs:
+            by_segment[run.segment][0 if run.taken else 1].append(run.cost.event(run.steps))
+    segments = tuple(
+        Segment(
+            each.number,
+            each.run,
+            each.closed,
+            tuple(by_segment[each.number][0]),
+            tuple(by_segment[each.number][1]),
+            each.steps - sum(event.count for event in by_segment[each.number][0]),
         )
-    return History(ledger.run_id, ledger.head, tuple(segments))
-
-
-def _epsilon(segments: Sequence[Segment], delta: float, accountant: str) -> Epsilon:
-    spent = epsilon([event for segment in segments for event in segment.charges], delta, accountant)
-    if all(segment.sound for segment in segments if segment.charges):
-        return spent
-    return Epsilon(math.inf, spent.delta, spent.accountant)
-
-
-def _segments(lines: Sequence[bytes]) -> list[Segment]:
-    segments: list[_Open] = []
-    for line in lines:
-        record = json.loads(line)
-        if record["kind"] == "open":
-            segments.append(_Open(record))
-        else:
-            segments[-1].enter(record)
-    return [segment.ended() for segment in segments]
-
-
-class _Open:
-    """A segment while its lines come in."""
-
-    def __init__(self, record: dict[str, Any]) -> None:
-        self._number, self._run, self._closed = record["segment"], record["run"], False
-        self._steps: list[tuple[tuple[float, float], int]] = []
-        self._reserved, self._untaken = (1.0, 0.0), 0
-
-    def enter(self, record: dict[str, Any]) -> None:
-        if record["kind"] == "close":
-            self._closed = True
-            return
-        cost = record["sample_rate"], record["noise_multiplier"]
-        if record["kind"] == "reserve":
-            self._reserved, self._untaken = cost, record["count"]
-            return
-        self._untaken -= 1
-        last, count = self._steps.pop() if self._steps and self._steps[-1][0] == cost else (cost, 0)
-        self._steps.append((last, count + 1))
-
-    def ended(self) -> Segment:
-        untaken = StepEvent(*self._reserved, self._untaken) if self._untaken and not self._closed else None
-        steps = tuple(StepEvent(*cost, count) for cost, count in self._steps)
-        return Segment(self._number, self._run, self._closed, steps, untaken)
+        for each in ledger.book.segments
+    )
+    composed = tuple(cost.event(count) for cost, count in sorted(ledger.book.composed.items()))
+    return History(ledger.run_id, ledger.head, segments, composed)

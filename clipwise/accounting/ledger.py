@@ -1,27 +1,33 @@
 """The ledger: an append-only record of what a run has spent, written ahead of the noise that spends it.
 
-Formal guarantee: when `charge` has returned, the step is on record, and no later crash can lose it: either its own line
-or the reservation that covers it is on the disk. Epsilon computed from the file is never below that of the noise drawn.
-A step is never un-charged; a run that resumes starts a new segment, in which redone steps are charged again.
+Formal guarantee: when `charge` has returned, the step is on record, and no later crash can lose it: the reservation
+that covers it is on the disk. Epsilon computed from the file is never below that of the noise drawn. A step is never
+un-charged; a run that resumes starts a new segment, in which redone steps are charged again, unless they are the same
+releases bit for bit (see `book.py`, which holds the meaning of the lines).
 
-The file holds one JSON object a line, of four kinds:
+The file holds one JSON object a line, of five kinds:
 
-| kind    | says                                                              | durable before `charge` returns |
+| kind    | says                                                              | durable before the call returns |
 | ------- | ----------------------------------------------------------------- | ------------------------------- |
-| open    | a segment of the run begins, with its public facts                | yes, with the directory         |
+| open    | a segment of the run begins: its public facts, the fingerprint of | yes, with the directory         |
+|         | its plan, what it replays, what it composes                       |                                 |
 | reserve | steps first..first+count-1 may be taken at this rate, with this   | yes (fsync)                     |
-|         | noise or more                                                     |                                 |
-| step    | one step, taken inside the current reservation                    | handed to the system            |
-| close   | clean end: what was reserved and not taken is given back          | yes (fsync)                     |
+|         | noise (exact), or with this noise or more                         |                                 |
+| steps   | runs of equal steps that were taken, in order                     | with the next line that is      |
+| mark    | the state before this step was kept, under this digest            | yes (fsync)                     |
+| close   | clean end: what was reserved and not taken is given back; facts   | yes (fsync)                     |
 
-An fsync is paid for a reservation, not for a step. One reservation holds at a time: a new one gives back what the one
-before did not use, which is sound because its fsync makes all earlier step lines durable too. A segment without a
-`close` is charged the untaken rest of its last reservation as well: its step lines may have been lost with the power.
-Where the noise changes from step to step a reservation names the least of its steps.
+An fsync is paid for a reservation, not for a step, and nothing at all is written for a step: what was taken of a
+reservation is said in one line when the next one is made. A segment without a `close` is charged its last reservation
+in full. So a kill costs at most one reservation, which is 1 % of the planned steps (`block_of`).
+Files of schema 1 (a line a step) are read, and gone on with.
 
 Each line carries `prev`, the SHA-256 of the line before, and `sum`, that of its own content; so an edited, deleted,
 repeated or reordered line is found. Whoever can rewrite the whole file can forge all that: an HMAC key (`mac`) finds a
 rewrite, and a `head` kept elsewhere (`must_contain`) finds lines cut off the end.
+
+One process writes, and one handle in it: a lock keeps others out, a forked child cannot write, and a handle that the
+same process opens later takes over from the earlier one, which is closed.
 """
 
 from __future__ import annotations
@@ -29,50 +35,66 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import math
 import os
 import re
 import secrets
-from collections import Counter
-from collections.abc import Callable, Mapping
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
 from clipwise import validate
+from clipwise.accounting.book import (
+    LARGEST_NOISE,
+    SCHEMA,
+    Book,
+    Cost,
+    LedgerError,
+    LedgerRollback,
+    LedgerTampered,
+    Mark,
+    read_step,
+)
 from clipwise.accounting.bound import Epsilon, epsilon
-from clipwise.accounting.events import StepEvent, merge
-from clipwise.types import BadArgument, ClipwiseError
+from clipwise.accounting.coarsen import coarsen
+from clipwise.accounting.events import Event, FixedSizeEvent, StepEvent
+from clipwise.files import open_ordinary
+from clipwise.types import BadArgument
 
 try:
     import fcntl
 except ImportError:  # not a POSIX system: no lock between processes
     fcntl = None  # type: ignore[assignment]
 
-_Cost = tuple[float, float]  # sample rate, noise multiplier
+__all__ = ["Ledger", "LedgerError", "LedgerExists", "LedgerRollback", "LedgerTampered", "block_of"]
 
-_SCHEMA = 1
 _GENESIS = "0" * 64  # `prev` of the first line
-_LARGEST_NOISE = 1e6  # beyond this a multiplier is a typing error or an attack, not a training run
-_FIELDS = {
-    "open": {"schema", "run_id", "segment", "run"},
-    "reserve": {"first", "count", "sample_rate", "noise_multiplier"},
-    "step": {"step", "sample_rate", "noise_multiplier", "note"},
-    "close": {"steps"},
-}
 _SEAL = re.compile(rb'(?:,"mac":"([0-9a-f]{64})")?,"sum":"([0-9a-f]{64})"\}\Z')
 _SEAL_LENGTH = 147  # with a mac
+_LONGEST_LINE = 1 << 20  # bytes; facts, and the lines below, stay far under it, and a reader needs a bound
+_RUNS_A_LINE = 1000  # of unequal steps, about 25 bytes each
+_UNPLANNED_BLOCK = 32  # steps reserved at once where nobody knows how many are to come
+# At 4 ms an fsync (the median on the build machine's disk; 1 to 5 ms seen) 1,024 steps to a reservation leave 4
+# microseconds a step: more would gain nothing that can be measured, and would only make a kill dearer.
+_LARGEST_BLOCK = 1024
 
 
-class LedgerError(ClipwiseError, RuntimeError):
-    """The ledger cannot be used as asked; nothing was charged, and no noise may be drawn."""
+class LedgerExists(LedgerError):
+    """`create` found a file of that name."""
 
 
-class LedgerTampered(LedgerError):
-    """The file is not what was written: the message names the line."""
+def block_of(planned: int | None) -> int:
+    """How many steps to reserve at once: 1 % of those planned, so that a kill overcharges by no more (but one at least).
 
-
-class LedgerRollback(LedgerError):
-    """The file is an older or another ledger than the one expected."""
+    A short run pays up to a hundred fsyncs for that in all; a long one reserves 1,024 steps at most.
+    """
+    if planned is None:
+        return _UNPLANNED_BLOCK
+    return min(max(1, validate.count("planned", planned) // 100), _LARGEST_BLOCK)
 
 
 class Ledger:
@@ -84,21 +106,41 @@ class Ledger:
         self._path = path
         self._key = hmac_key
         self._block = validate.count("block", block)
-        self._book = _Book()
+        self._book = Book()
+        # Steps taken that are on no line yet: runs of equal ones, each with the number of steps up to its end.
+        self._pending: list[tuple[Cost, int]] = []
         self._head = _GENESIS
-        self._file: int | None = None
         self._end = 0  # offset of the first byte after the last good line
+        self._handle: _Handle | None = None
+        self._lock = threading.RLock()
+        self._busy = False
+        self._pid = os.getpid()
         self._writable = False
+        self._why_not = "this ledger is closed or was opened to read; use Ledger.open to go on with it"
 
     @classmethod
     def create(
-        cls, path: str | Path, *, run: Mapping[str, Any], hmac_key: bytes | None = None, block: int = 32
+        cls,
+        path: str | Path,
+        *,
+        run: Mapping[str, Any],
+        plan_fingerprint: str | None = None,
+        after: Sequence[Ledger] = (),
+        hmac_key: bytes | None = None,
+        block: int = _UNPLANNED_BLOCK,
     ) -> Ledger:
-        """Start the ledger of a new run; the file must not exist. `run` holds public facts, as JSON."""
+        """Start the ledger of a new run; the file must not exist.
+
+        run: public facts, as JSON.
+        plan_fingerprint: of everything that a redone step must share to be the same release; None where the noise
+            cannot be drawn again (no seed). See `open`.
+        after: ledgers of earlier runs on the same data, whose charges count here from now on.
+        block: steps to reserve at once, see `block_of`.
+        """
         ledger = cls(Path(path), hmac_key=hmac_key, block=block)
-        ledger._lock(os.O_CREAT | os.O_EXCL)
+        ledger._acquire(os.O_CREAT | os.O_EXCL)
         try:
-            ledger._begin(secrets.token_hex(16), 0, run)
+            ledger._begin(secrets.token_hex(16), run, plan_fingerprint, None, after)
             _sync_directory(Path(path).absolute().parent)
         except BaseException as error:
             ledger._release()
@@ -114,20 +156,32 @@ class Ledger:
         path: str | Path,
         *,
         run: Mapping[str, Any] | None = None,
+        plan_fingerprint: str | None = None,
+        resumes: tuple[int, str] | None = None,
+        after: Sequence[Ledger] = (),
         hmac_key: bytes | None = None,
         must_contain: str | None = None,
-        block: int = 32,
+        block: int = _UNPLANNED_BLOCK,
     ) -> Ledger:
-        """Verify an existing ledger and go on with it, in a new segment (with new facts if `run` is given)."""
+        """Verify an existing ledger and go on with it, in a new segment (with new facts if `run` is given).
+
+        resumes: the (step, state) of a `mark` that this segment begins from. If an earlier segment of the same
+            plan_fingerprint holds that mark, this one redoes its steps: it *must* draw the noise of `stream`, and what
+            was charged is not charged again. If not, the segment has a stream of its own and is charged in full.
+        """
+        if resumes is not None and plan_fingerprint is None:
+            raise BadArgument("resumes: without plan_fingerprint nothing can be redone bit for bit; leave resumes out")
         ledger = cls(Path(path), hmac_key=hmac_key, block=block)
-        ledger._lock(0)
+        ledger._acquire(0)
         try:
             ledger._load(must_contain)
             book = ledger._book
             if book.sealed and hmac_key is None:
                 raise LedgerError(f"{path} is sealed with an HMAC key; give hmac_key to go on with it")
             os.ftruncate(ledger._descriptor(), ledger._end)  # a torn last line, if any
-            ledger._begin(book.run_id, book.segment + 1, book.run if run is None else run)
+            facts = book.current.run if run is None else run
+            mark = None if resumes is None else Mark(read_step("resumes", resumes[0]), resumes[1])
+            ledger._begin(book.run_id, facts, plan_fingerprint, mark, after)
         except BaseException as error:
             ledger._release()
             if isinstance(error, OSError):
@@ -137,19 +191,29 @@ class Ledger:
 
     @classmethod
     def read(cls, path: str | Path, *, hmac_key: bytes | None = None, must_contain: str | None = None) -> Ledger:
-        """Verify a ledger to report on it; it cannot be charged. The run that writes it may go on meanwhile."""
+        """Verify a ledger to report on it; it cannot be charged. The run that writes it may go on meanwhile.
+
+        must_contain: the SHA-256 of a line that it must hold, or at least 8 digits of its beginning.
+        """
         ledger = cls(Path(path), hmac_key=hmac_key, block=1)
         ledger._load(must_contain)
         return ledger
 
     @classmethod
-    def in_memory(cls, *, run: Mapping[str, Any], block: int = 32) -> Ledger:
+    def in_memory(
+        cls, *, run: Mapping[str, Any], after: Sequence[Ledger] = (), block: int = _UNPLANNED_BLOCK
+    ) -> Ledger:
         """A ledger without a file, for tests and short studies: it dies with the process."""
         ledger = cls(None, hmac_key=None, block=block)
-        ledger._begin(secrets.token_hex(16), 0, run)
+        ledger._begin(secrets.token_hex(16), run, None, None, after)
         return ledger
 
     # What it says
+
+    @property
+    def book(self) -> Book:
+        """The meaning of its lines."""
+        return self._book
 
     @property
     def run_id(self) -> str:
@@ -158,11 +222,32 @@ class Ledger:
     @property
     def run(self) -> dict[str, Any]:
         """Public facts of the current segment."""
-        return dict(self._book.run)
+        return dict(self._book.current.run)
 
     @property
     def segment(self) -> int:
-        return self._book.segment
+        return self._book.current.number
+
+    @property
+    def stream(self) -> int:
+        """Which noise this segment draws: its own number, or that of the segment whose steps it redoes bit for bit."""
+        return self._book.current.stream
+
+    @property
+    def charged_until(self) -> int:
+        """Steps below this number are redone, and were charged when they were done first; 0 where none is."""
+        redone = self._book.current.redone
+        return redone[-1].end if redone else 0
+
+    @property
+    def closed(self) -> bool:
+        """Whether the last segment ended cleanly, and with which facts: see `facts`."""
+        return self._book.current.closed
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the last segment was closed with."""
+        return dict(self._book.current.facts)
 
     @property
     def head(self) -> str:
@@ -172,16 +257,17 @@ class Ledger:
     @property
     def next_step(self) -> int | None:
         """The only step that can be charged next; None at the start of a segment, when any can."""
-        return self._book.next_step
+        written = self._book.current.next_step
+        return None if written is None else written + self._waiting
 
-    def events(self, *, reserved: bool = False) -> list[StepEvent]:
+    def events(self, *, reserved: bool = False) -> list[Event]:
         """What has been charged, merged by rate and noise.
 
         A live ledger counts the steps it has charged; with `reserved`, also the untaken rest of the reservation. A
         ledger that was only read always counts that rest, unless the segment was closed: it cannot know what was lost.
         """
-        charged = self._book.charged(reserved=reserved or not self._writable)
-        return list(merge(StepEvent(rate, noise, count) for (rate, noise), count in charged.items()))
+        charged = self._book.charges(reserved=reserved or not self._writable, pending=self._runs())
+        return [cost.event(count) for cost, count in sorted(charged.items(), key=_poisson_first)]
 
     def epsilon(self, delta: float, accountant: str = "best") -> Epsilon:
         return epsilon(self.events(), delta, accountant)
@@ -191,49 +277,74 @@ class Ledger:
     def charge(
         self,
         step: int,
-        event: StepEvent,
+        event: Event,
         *,
         upcoming: int = 1,
-        later: Callable[[int], StepEvent] | None = None,
+        later: Callable[[int], Event] | None = None,
         note: Mapping[str, Any] | None = None,
     ) -> None:
         """Put a step on record; only when this has returned may its noise be drawn.
 
         `upcoming` says how many steps, this one included, are planned: that many may be reserved at once. They cost
-        what this one does, or what `later(step)` says. `note` holds public facts, as JSON. On any error nothing is
-        charged, and the call may be repeated.
+        what this one does, or what `later(step)` says. `note` holds public facts, as JSON; the step then has a line of
+        its own. On any error nothing is charged, and the call may be repeated.
         """
-        step = validate.count("step", step, least=0)
-        upcoming = validate.count("upcoming", upcoming)
-        if event.count != 1:
-            raise BadArgument(f"event.count={event.count!r} must be 1; charge one step at a time")
-        if event.noise_multiplier > _LARGEST_NOISE:
-            raise BadArgument(f"noise_multiplier={event.noise_multiplier!r} must be at most {_LARGEST_NOISE:g}")
-        if not self._writable:
-            raise LedgerError("this ledger is closed or was opened to read; use Ledger.open to go on with it")
-        if self._book.next_step not in (None, step):
-            raise LedgerError(
-                f"step {step} is out of order: {self._book.next_step} is next; re-open the ledger to redo earlier steps"
-            )
-        cost = {"sample_rate": event.sample_rate, "noise_multiplier": event.noise_multiplier}
-        record = {"kind": "step", "step": step, **cost, "note": _public("note", note or {})}
-        if not self._book.covers(event):
-            count = min(self._block, upcoming)
-            costs = [event] if later is None else [event, *(later(step + i) for i in range(1, count))]
-            if any(each.sample_rate != event.sample_rate for each in costs):
-                raise BadArgument("later: the sample rate changes inside a reservation; charge such steps one by one")
-            least = min(each.noise_multiplier for each in costs)
-            reservation = {"kind": "reserve", "first": step, "count": count, **cost, "noise_multiplier": least}
-            self._append(reservation, durable=True)
-        self._append(record, durable=False)
+        self._refuse_child()
+        with self._turn():
+            self._check_charge(step, event)
+            cost = Cost.of(event)
+            segment = self._book.current
+            try:
+                segment.check_redo(1, cost, ahead=self._waiting)
+            except LedgerTampered as error:
+                raise LedgerError(
+                    f"this segment {error}; resume without plan_fingerprint to be charged anew"
+                ) from error
+            facts = None if note is None else _public("note", note)
+            if not self._covers(cost):
+                self._reserve(step, event, upcoming, later)
+            if facts is not None:
+                runs = [[cost.sample_rate, cost.noise_multiplier, 1]]
+                line = {"kind": "steps", "first": step, "runs": runs, "note": facts}
+                self._append([*self._settled(), line], durable=False)
+            elif self._pending and self._pending[-1][0] == cost:
+                self._pending[-1] = (cost, self._waiting + 1)  # one assignment: Ctrl-C comes before it or after
+            else:
+                self._pending.append((cost, self._waiting + 1))
 
-    def close(self) -> None:
-        """End the segment cleanly, which gives back the reserved steps not taken. Closing twice is harmless."""
-        try:
-            if self._writable:
-                self._append({"kind": "close", "steps": self._book.steps_taken}, durable=True)
-        finally:
+    def mark(self, step: int, state: str) -> None:
+        """Put on record that the state before `step` was kept, by its digest, so that a later segment may begin there.
+
+        To call before the file that holds the state gets its name: then no such file is without its mark.
+        """
+        self._refuse_child()
+        with self._turn():
+            self._refuse_closed()
+            step = read_step("step", step)
+            if not (isinstance(state, str) and state):
+                raise BadArgument(f"state={state!r} is not a digest; give the SHA-256 of what was kept")
+            if self.next_step not in (None, step):
+                raise LedgerError(f"step {step} cannot be marked: {self.next_step} is next")
+            self._append([*self._settled(), {"kind": "mark", "step": step, "state": state}], durable=True)
+
+    def close(self, facts: Mapping[str, Any] | None = None) -> None:
+        """End the segment cleanly, with public facts (as JSON) about what it left behind. Gives back the reserved steps
+        that were not taken. Closing twice is harmless; a forked child drops its copy of the handle, and no more."""
+        if self._pid != os.getpid():
+            self._writable = False
             self._release()
+            return
+        said = _public("facts", facts or {})
+        with self._turn():
+            try:
+                if self._writable:
+                    steps = self._book.current.steps + self._waiting
+                    last = {"kind": "close", "steps": steps, "facts": said}
+                    self._append([*self._settled(), last], durable=True)
+                elif facts:
+                    raise LedgerError(f"the facts cannot be put on record: {self._why_not}")
+            finally:
+                self._release()
 
     def __enter__(self) -> Ledger:
         return self
@@ -245,25 +356,133 @@ class Ledger:
 
     # How it is kept
 
-    def _begin(self, run_id: str, segment: int, run: Mapping[str, Any]) -> None:
-        facts = _public("run", run)
-        self._writable = True
-        self._append(
-            {"kind": "open", "schema": _SCHEMA, "run_id": run_id, "segment": segment, "run": facts}, durable=True
-        )
+    @property
+    def _waiting(self) -> int:
+        """How many steps were taken that are on no line yet."""
+        return self._pending[-1][1] if self._pending else 0
 
-    def _append(self, record: dict[str, Any], *, durable: bool) -> None:
-        line = self._seal(record)
+    def _runs(self) -> list[tuple[Cost, int]]:
+        """Those steps as (cost, how many in a row)."""
+        starts = [0, *(end for _, end in self._pending)]
+        return [(cost, end - start) for (cost, end), start in zip(self._pending, starts, strict=False)]
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """One call at a time: other threads wait; a signal handler inside a call is refused, as it would break in."""
+        with self._lock:
+            if self._busy:
+                raise LedgerError("the ledger was called from inside one of its own calls (a signal handler?)")
+            try:
+                self._busy = True
+                yield
+            finally:
+                self._busy = False
+
+    def _refuse_child(self) -> None:
+        if self._pid != os.getpid():
+            raise LedgerError(
+                f"this ledger belongs to process {self._pid}, and this is a forked child of it, {os.getpid()}: what a "
+                "child charged would be lost to its parent. Train in the process that opened the ledger"
+            )
+
+    def _refuse_closed(self) -> None:
+        if not self._writable:
+            raise LedgerError(self._why_not)
+
+    def _check_charge(self, step: int, event: Event) -> None:
+        read_step("step", step)
+        if event.count != 1:
+            raise BadArgument(f"event.count={event.count!r} must be 1; charge one step at a time")
+        if event.noise_multiplier > LARGEST_NOISE:
+            raise BadArgument(f"noise_multiplier={event.noise_multiplier!r} must be at most {LARGEST_NOISE:g}")
+        self._refuse_closed()
+        if self.next_step not in (None, step):
+            raise LedgerError(
+                f"step {step} is out of order: {self.next_step} is next; re-open the ledger to redo earlier steps"
+            )
+
+    def _covers(self, cost: Cost) -> bool:
+        """Whether the next step is reserved already at this cost, or at one that is only a bound, and higher."""
+        reserved = self._book.current.reserved
+        return bool(reserved) and self._waiting < reserved[0].steps and reserved[0].allows(cost)
+
+    def _reserve(self, step: int, event: Event, upcoming: int, later: Callable[[int], Event] | None) -> None:
+        count = min(self._block, validate.count("upcoming", upcoming))
+        costs = [event] if later is None else [event, *(later(step + i) for i in range(1, count))]
+        if any(each.sample_rate != event.sample_rate or type(each) is not type(event) for each in costs):
+            raise BadArgument("later: the sample rate changes inside a reservation; charge such steps one by one")
+        noises = {each.noise_multiplier for each in costs}
+        least = Cost.of(event)._replace(noise_multiplier=min(noises))
+        reservation = {"kind": "reserve", "first": step, "count": count, "exact": len(noises) == 1, **least._asdict()}
+        self._append([*self._settled(), reservation], durable=True)
+
+    def _settled(self) -> list[dict[str, Any]]:
+        """Lines that say which steps were taken since the last ones."""
+        lines, first, pending = [], self._book.current.next_step or 0, self._runs()
+        for start in range(0, len(pending), _RUNS_A_LINE):
+            some = pending[start : start + _RUNS_A_LINE]
+            runs = [[cost.sample_rate, cost.noise_multiplier, count] for cost, count in some]
+            lines.append({"kind": "steps", "first": first, "runs": runs, "note": {}})
+            first += sum(count for _, count in some)
+        return lines
+
+    def _begin(
+        self,
+        run_id: str,
+        run: Mapping[str, Any],
+        plan: str | None,
+        resumes: Mark | None,
+        after: Sequence[Ledger],
+    ) -> None:
+        if plan is not None and not (isinstance(plan, str) and plan):
+            raise BadArgument(f"plan_fingerprint={plan!r} is not a fingerprint; give a non-empty string, or None")
+        facts, book = _public("run", run), self._book
+        replayed = None if resumes is None or plan is None else book.marked(resumes, plan)
+        record = {
+            "kind": "open",
+            "schema": SCHEMA,
+            "run_id": run_id,
+            "segment": len(book.segments),
+            "run": facts,
+            "plan": plan,
+            "replays": None
+            if replayed is None or resumes is None
+            else {"segment": replayed, "step": resumes.step, "state": resumes.state},
+            "after": [other._as_composed(run_id) for other in after],
+        }
+        self._writable = True
+        self._append([record], durable=True)
+
+    def _as_composed(self, run_id: str) -> dict[str, Any]:
+        if self.run_id == run_id:
+            raise BadArgument(
+                f"after: {self._path} is this run's own ledger, whose charges count already; leave it out"
+            )
+        few = [
+            e for kind in (StepEvent, FixedSizeEvent) for e in coarsen([x for x in self.events() if type(x) is kind])
+        ]
+        charges = [[*Cost.of(event), event.count] for event in few]
+        return {"run_id": self.run_id, "head": self.head, "charges": charges}
+
+    def _append(self, records: Sequence[dict[str, Any]], *, durable: bool) -> None:
+        """Write lines, all or none. The lines that `_settled` gave must be among them: nothing is pending then."""
+        head, data = self._head, b""
+        for record in records:
+            line = self._seal(record, head)
+            head, data = hashlib.sha256(line).hexdigest(), data + line + b"\n"
+        written = self._path is None
         try:
             if self._path is not None:
-                self._write(line + b"\n", durable=durable)
+                self._write(data, durable=durable)
+                written = True
             # The reader's rules count what is written, so that writer and reader cannot drift apart.
-            self._book.enter(record, sealed=self._key is not None)
-            self._head = hashlib.sha256(line).hexdigest()
-        except LedgerError:
-            raise
-        except BaseException:
-            self._writable = False  # Ctrl-C in between: file and memory may differ, and the file is right
+            for record in records:
+                self._book.enter(record, sealed=self._key is not None)
+            self._pending, self._head = [], head
+        except BaseException as error:
+            if written or not isinstance(error, LedgerError):
+                # Ctrl-C in between: file and memory may differ, and the file is right
+                self._stop("an interruption left this ledger half written; use Ledger.open to go on with it")
             raise
 
     def _write(self, data: bytes, *, durable: bool) -> None:
@@ -277,7 +496,7 @@ class Ledger:
             try:
                 os.ftruncate(file, self._end)  # a half line must not stand before the next one
             except OSError:
-                self._writable = False
+                self._stop(f"{self._path} could not be mended after a failed write; use Ledger.open to go on with it")
             raise LedgerError(
                 f"cannot write {self._path}: {error}; nothing was charged, no noise may be drawn"
             ) from error
@@ -286,43 +505,54 @@ class Ledger:
                 os.fsync(file)
             except OSError as error:
                 # After a failed fsync the system may forget earlier lines as well: only a fresh look at the file helps.
-                self._writable = False
+                self._stop(f"{self._path} could not be made durable; use Ledger.open to go on with it")
                 raise LedgerError(f"cannot make {self._path} durable: {error}; re-open it before going on") from error
         self._end += len(data)
 
-    def _seal(self, record: dict[str, Any]) -> bytes:
-        body = json.dumps({**record, "prev": self._head}, separators=(",", ":"), allow_nan=False)[:-1].encode()
+    def _seal(self, record: dict[str, Any], head: str) -> bytes:
+        body = json.dumps({**record, "prev": head}, separators=(",", ":"), allow_nan=False)[:-1].encode()
         if self._key is not None:
             body += b',"mac":"' + _mac(self._key, body).encode() + b'"'
-        return body + b',"sum":"' + hashlib.sha256(body).hexdigest().encode() + b'"}'
+        line = body + b',"sum":"' + hashlib.sha256(body).hexdigest().encode() + b'"}'
+        if len(line) >= _LONGEST_LINE:
+            raise BadArgument(f"a {record['kind']} line of {len(line)} bytes is too long; give fewer facts")
+        return line
 
     def _load(self, must_contain: str | None) -> None:
         path = self._path
         if path is None:
             raise LedgerError("a ledger in memory cannot be loaded")
+        if must_contain is not None and not re.fullmatch("[0-9a-f]{8,64}", must_contain):
+            raise BadArgument(
+                f"must_contain={must_contain!r} is not the SHA-256 of a line, nor 8 digits or more of one"
+            )
+        found, number = must_contain is None, 0
         try:
-            data = path.read_bytes()
+            with os.fdopen(open_ordinary(path), "rb") as file:
+                # What follows the last newline was torn by a crash; the reservation covers it.
+                while (line := file.readline(_LONGEST_LINE)).endswith(b"\n"):
+                    number += 1
+                    self._enter_line(path, number, line[:-1])
+                    found = found or self._head.startswith(must_contain or "")
         except OSError as error:
             raise LedgerError(f"cannot read {path}: {error}") from error
-        self._end = (
-            data.rfind(b"\n") + 1
-        )  # what follows the last newline was torn by a crash; the reservation covers it
-        lines = data[: self._end].split(b"\n")[:-1]
-        if not lines:
+        if len(line) == _LONGEST_LINE:
+            raise LedgerTampered(f"{path}, line {number + 1}: is longer than any line of a ledger")
+        if not number:
             raise LedgerTampered(f"{path} holds no complete line; if no step was ever taken, delete it and start anew")
-        found = must_contain is None
-        for number, line in enumerate(lines, start=1):
-            try:
-                self._check(line)
-            except (BadArgument, LedgerTampered, OverflowError) as error:
-                raise LedgerTampered(f"{path}, line {number}: {error}") from error
-            self._head = hashlib.sha256(line).hexdigest()
-            found = found or self._head == must_contain
         if not found:
             raise LedgerRollback(
-                f"{path} does not contain the line {must_contain}; it was rolled back or belongs to another run: "
-                "restore the ledger that goes with the checkpoint"
+                f"{path} does not contain the line {must_contain}: lines were cut off its end, or it belongs to another "
+                "run; restore the ledger that goes with the run or the checkpoint"
             )
+
+    def _enter_line(self, path: Path, number: int, line: bytes) -> None:
+        try:
+            self._check(line)
+        except (BadArgument, LedgerTampered) as error:
+            raise LedgerTampered(f"{path}, line {number}: {error}") from error
+        self._head = hashlib.sha256(line).hexdigest()
+        self._end += len(line) + 1
 
     def _check(self, line: bytes) -> None:
         seal = _SEAL.search(line, max(0, len(line) - _SEAL_LENGTH))
@@ -341,121 +571,101 @@ class Ledger:
             raise LedgerTampered("does not follow the line before it: a line was removed, repeated, moved or edited")
         self._book.enter(record, sealed=mac is not None)
 
-    def _lock(self, extra: int) -> None:
+    def _acquire(self, extra: int) -> None:
         try:
-            self._file = os.open(str(self._path), os.O_RDWR | extra | getattr(os, "O_CLOEXEC", 0), 0o600)
+            self._handle = _Handle(self, open_ordinary(str(self._path), os.O_RDWR | extra))
         except FileExistsError as error:
-            raise LedgerError(f"{self._path} exists; use Ledger.open to go on with it, or give another path") from error
+            raise LedgerExists(
+                f"{self._path} exists; use Ledger.open to go on with it, or give another path"
+            ) from error
         except OSError as error:
             raise LedgerError(f"cannot open {self._path}: {error}") from error
-        if fcntl is not None:
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                self._release()
-                raise LedgerError(f"{self._path} is in use by another process; wait for it or end it") from error
 
     def _descriptor(self) -> int:
-        if self._file is None:
+        if self._handle is None:
             raise LedgerError(f"{self._path} is not open")
-        return self._file
+        return self._handle.file
+
+    def _stop(self, why: str) -> None:
+        self._writable, self._why_not = False, why
 
     def _release(self) -> None:
         self._writable = False
-        if self._file is not None:
-            os.close(self._file)  # drops the lock too
-            self._file = None
+        if self._handle is not None:
+            self._handle.release()
+            self._handle = None
+
+    def _hand_over(self) -> None:
+        """To a later handle in this process: a notebook's cell that is run again, say."""
+        try:
+            self.close()
+        finally:
+            self._stop(
+                f"{self._path} was opened again in this process ({os.getpid()}), and the later run took it over; what was "
+                "charged stays charged. Use one ledger a run, or end a run (detach, close) before the next begins"
+            )
 
 
-class _Book:
-    """The meaning of the lines, one at a time; refuses any that cannot follow those before it."""
+class _Handle:
+    """An open, locked file. It goes when it is released, when its ledger is garbage, and in a forked child."""
 
-    def __init__(self) -> None:
-        self.run_id = ""
-        self.segment = -1
-        self.run: dict[str, Any] = {}
-        self.sealed = False
-        self.next_step: int | None = None
-        self._closed = True
-        self._past: Counter[_Cost] = Counter()  # segments that have ended, cleanly or not
-        self._steps: Counter[_Cost] = Counter()  # of this segment
-        self._reserved: _Cost | None = None
-        self._untaken = 0  # steps left in the reservation
+    def __init__(self, ledger: Ledger, file: int) -> None:
+        self.file = file
+        self._finalizer = weakref.finalize(ledger, _let_go, file, os.getpid())
+        self._finalizer.atexit = False  # the system closes it then
+        about = os.fstat(file)
+        self._name = about.st_dev, about.st_ino
+        if fcntl is not None:
+            try:
+                self._acquire(ledger)
+            except OSError as error:
+                self._finalizer()
+                raise LedgerError(f"{ledger._path} is in use by another process; wait for it or end it") from error
+        _handles[self._name] = ledger
 
-    @property
-    def steps_taken(self) -> int:
-        """In this segment."""
-        return self._steps.total()
+    def _acquire(self, ledger: Ledger) -> None:
+        try:
+            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = _handles.get(self._name)
+            if holder is None or holder is ledger:
+                raise
+            holder._hand_over()
+            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
-    def covers(self, event: StepEvent) -> bool:
-        """Whether the next step is already reserved, at this cost or a higher one."""
-        return self._untaken > 0 and self._allows((event.sample_rate, event.noise_multiplier))
+    def release(self) -> None:
+        self._finalizer()
 
-    def _allows(self, cost: _Cost) -> bool:
-        return self._reserved is not None and cost[0] == self._reserved[0] and cost[1] >= self._reserved[1]
-
-    def charged(self, *, reserved: bool) -> Counter[_Cost]:
-        total = self._past + self._steps
-        if reserved and not self._closed and self._reserved is not None:
-            total[self._reserved] += self._untaken
-        return total
-
-    def enter(self, record: dict[str, Any], *, sealed: bool) -> None:
-        kind = record.get("kind")
-        if not isinstance(kind, str) or record.keys() - {"kind"} != _FIELDS.get(kind):
-            raise LedgerTampered("is of an unknown kind, or has other fields than its kind")
-        if kind == "open":
-            self._enter_open(record, sealed)
-        elif self._closed:
-            raise LedgerTampered(f"is a {kind} line outside an open segment")
-        elif sealed != self.sealed:
-            raise LedgerTampered("is sealed otherwise than the first line")
-        elif kind == "reserve":
-            self._enter_reserve(record)
-        elif kind == "step":
-            self._enter_step(record)
-        elif record["steps"] != self.steps_taken:
-            raise LedgerTampered(f"closes {record['steps']!r} steps, not the {self.steps_taken} on record")
-        else:
-            self._closed = True
-
-    def _enter_open(self, record: dict[str, Any], sealed: bool) -> None:
-        if record["schema"] != _SCHEMA:
-            raise LedgerTampered(f"has schema {record['schema']!r}; this version reads {_SCHEMA}: upgrade Clipwise")
-        run_id, segment, run = record["run_id"], record["segment"], record["run"]
-        if not (isinstance(run_id, str) and isinstance(run, dict)):
-            raise LedgerTampered("names no run")
-        same_run = self.segment < 0 or (run_id, sealed) == (self.run_id, self.sealed)
-        if segment != self.segment + 1 or not same_run:
-            raise LedgerTampered("opens a segment that does not belong here")
-        self._past = self.charged(reserved=True)
-        self._steps = Counter()
-        self._reserved, self._untaken, self.next_step, self._closed = None, 0, None, False
-        self.run_id, self.segment, self.run, self.sealed = run_id, self.segment + 1, run, sealed
-
-    def _enter_reserve(self, record: dict[str, Any]) -> None:
-        cost = _cost(record)
-        first = validate.count("first", record["first"], least=0)
-        count = validate.count("count", record["count"])
-        if self.next_step not in (None, first):
-            raise LedgerTampered(f"reserves from step {first}, but {self.next_step} is next")
-        self._reserved, self._untaken, self.next_step = cost, count, first
-
-    def _enter_step(self, record: dict[str, Any]) -> None:
-        cost = _cost(record)
-        step = validate.count("step", record["step"], least=0)
-        if step != self.next_step or not self._allows(cost) or self._untaken == 0:
-            raise LedgerTampered(f"takes step {step}, which no reservation covers")
-        self._steps[cost] += 1
-        self._untaken -= 1
-        self.next_step = step + 1
+    def drop_in_child(self) -> None:
+        """Close the copy, so that the lock goes with the parent; the parent's own stays as it is."""
+        if self._finalizer.detach() is not None:
+            os.close(self.file)
 
 
-def _cost(record: dict[str, Any]) -> _Cost:
-    event = StepEvent(record["sample_rate"], record["noise_multiplier"])
-    if event.noise_multiplier > _LARGEST_NOISE:
-        raise LedgerTampered(f"has noise_multiplier={event.noise_multiplier!r}, above {_LARGEST_NOISE:g}")
-    return event.sample_rate, event.noise_multiplier
+def _let_go(file: int, owner: int) -> None:
+    if fcntl is not None and owner == os.getpid():
+        fcntl.flock(file, fcntl.LOCK_UN)  # also where a child still holds a copy of the descriptor
+    os.close(file)
+
+
+_handles: weakref.WeakValueDictionary[tuple[int, int], Ledger] = weakref.WeakValueDictionary()
+
+
+def _drop_in_child() -> None:
+    for ledger in list(_handles.values()):
+        if ledger._handle is not None:
+            ledger._handle.drop_in_child()
+            ledger._handle = None
+    _handles.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: _drop_in_child())
+
+
+def _poisson_first(item: tuple[Cost, int]) -> tuple[Any, ...]:
+    cost, _ = item
+    return cost.sampling != "poisson", *cost
 
 
 def _mac(key: bytes, body: bytes) -> str:
@@ -465,8 +675,8 @@ def _mac(key: bytes, body: bytes) -> str:
 def _public(name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of the facts as they will read back, or an error before anything is written."""
     try:
-        return json.loads(json.dumps(dict(facts), allow_nan=False))
-    except (TypeError, ValueError) as error:
+        return dict(json.loads(json.dumps(dict(facts), allow_nan=False)))
+    except (TypeError, ValueError, RecursionError) as error:
         raise BadArgument(
             f"{name}={facts!r} is not JSON ({error}); give finite numbers, strings, lists and dicts"
         ) from error
@@ -476,7 +686,12 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _refuse_constant(text)
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
 
 
 def _sync_directory(folder: Path) -> None:

@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 from clipwise import __version__
 from clipwise.cli import (
     account,
+    audit,
     bench,
     calibrate,
     claims,
@@ -29,11 +30,12 @@ from clipwise.cli import (
     output,
     plot_schedule,
     report,
+    resume,
     study,
     train,
     tune,
 )
-from clipwise.types import BadArgument, ClipwiseError
+from clipwise.types import ClipwiseError
 
 # Old typer builds on click, new typer carries a copy of it: this is the parser's error class in both.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -79,7 +81,7 @@ def _with_values(words: list[str]) -> list[str]:
 def _explain(error: BaseException) -> tuple[int, str, str]:
     """Exit code, kind and message."""
     if isinstance(error, ClipwiseError):
-        return 2 if isinstance(error, BadArgument) else 1, type(error).__name__, str(error)
+        return error.exit_code, type(error).__name__, str(error)
     if isinstance(error, _UsageError):
         return 2, "BadArgument", f"{error.format_message()} (see --help)"  # type: ignore[attr-defined]
     return 1, type(error).__name__, f"{error} (this was not expected; --debug shows where it happened)"
@@ -103,8 +105,9 @@ def _clipwise(
         raise typer.Exit
 
 
-for command in (
+_COMMANDS = (
     train.train,
+    resume.resume,
     report.report,
     account.account,
     calibrate.calibrate,
@@ -117,9 +120,11 @@ for command in (
     study.study,
     tune.tune,
     fairness.fairness,
-):
+)
+for command in _COMMANDS:
     app.command()(command)
 app.add_typer(data.app, name="data")
+app.add_typer(audit.app, name="audit")
 
 
 def main() -> None:

@@ -114,14 +114,16 @@ def _as_dict(
         "steps_taken": history.taken,
         "steps_untaken": history.untaken,
         "steps_charged": history.taken + history.untaken,
+        "steps_of_other_ledgers": sum(event.count for event in history.composed),
         "target_epsilon": target,
         "budget": budget,
         "segments": [
             {
                 "segment": segment.number,
                 "closed": segment.closed,
-                "taken": sum(event.count for event in segment.steps),
-                "untaken": segment.untaken.count if segment.untaken else 0,
+                "taken": segment.taken,
+                "untaken": segment.untaken,
+                "redone": segment.redone,
                 "sound": segment.sound,
                 "run": segment.run,
             }
@@ -148,19 +150,19 @@ def _print(
     )
     if not history.sound:
         typer.echo("The method has no valid guarantee: epsilon is infinite.")
+    if others := sum(event.count for event in history.composed):
+        typer.echo(f"{others} steps of earlier ledgers on the same data count as well, in every epsilon below.")
     output.print_table(
         "segments",
-        ["segment", "ended", "steps taken", "reserved, not taken", "charged"],
+        ["segment", "ended", "steps taken", "reserved, perhaps taken", "charged", "redone, the same"],
         [
-            [s.number, "cleanly" if s.closed else "NO", taken, untaken, taken + untaken]
+            [s.number, "cleanly" if s.closed else "NO", s.taken, s.untaken, s.taken + s.untaken, s.redone]
             for s in history.segments
-            for taken in [sum(event.count for event in s.steps)]
-            for untaken in [s.untaken.count if s.untaken else 0]
         ],
     )
     output.print_table(
         "charged steps",
-        ["sample rate", "noise multiplier", "steps taken", "reserved, not taken"],
+        ["sample rate", "noise multiplier", "steps taken", "reserved, perhaps taken"],
         [
             [f"{row.sample_rate:.6g}", _range(row.noise_from, row.noise_to), row.taken, row.untaken]
             for row in history.levels()
@@ -184,15 +186,15 @@ def _print(
         ],
     )
     if curve:
-        top = (
-            max([value for _, value in curve if math.isfinite(value)] + ([target] if target else []), default=1.0)
-            or 1.0
-        )
-        block = "█" if _can_print("█") else "#"
-        rows = [[steps, _figure(value), block * round(_BAR * min(1.0, value / top))] for steps, value in curve]
-        output.print_table(
-            f"epsilon over charged steps, delta {delta:g}", ["steps", "epsilon", "of " + f"{top:.4g}"], rows
-        )
+        _print_curve(curve, target, delta)
+
+
+def _print_curve(curve: list[tuple[int, float]], target: float | None, delta: float) -> None:
+    highest = max([value for _, value in curve if math.isfinite(value)] + ([target] if target else []), default=1.0)
+    top = highest or 1.0
+    block = "█" if _can_print("█") else "#"
+    rows = [[steps, _figure(value), block * round(_BAR * min(1.0, value / top))] for steps, value in curve]
+    output.print_table(f"epsilon over charged steps, delta {delta:g}", ["steps", "epsilon", f"of {top:.4g}"], rows)
 
 
 def _can_print(text: str) -> bool:

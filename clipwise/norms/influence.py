@@ -59,13 +59,9 @@ class Runs:
         self.seed = seed
         self.left: dict[str, Leaf] = {}  # by the last run
         self.left_by: list[dict[str, Leaf]] = []  # every run that drew alike
-        self.drawn: set[str] = (
-            set()
-        )  # generators that the last run has drawn from; a calm one: operations that would have
+        self.drawn: set[str] = set()  # generators drawn from in the last run; in a calm one, operations that would have
         self.may_move: set[str] = set()  # parameters and buffers that some run has changed
-        self.varies = (
-            False  # whether what the model does may change: by a number or buffer that it changed, or by what is drawn
-        )
+        self.varies = False  # whether it may do something else later: it changes a number or a buffer, or draws
 
     def __call__(
         self, batch: tuple[tuple, dict], *with_: Any, draw: int = 0, again: bool = False, calm: bool = False

@@ -1,4 +1,4 @@
-"""Poisson batches from a user's own DataLoader: same data set, collate function and workers; another sampler.
+"""Sampled batches from a user's own DataLoader: same data set, collate function and workers; another sampler.
 
 A logical batch is split into physical ones of at most `max_physical_batch` rows. An empty logical batch is delivered
 as one *masked* row of zeros (with a one in front where it holds integers, so that a text has a word, and a length is at
@@ -28,7 +28,7 @@ from torch.utils.data import (
 
 from clipwise.keystream import Key
 from clipwise.sampling.collate import Collate, Layout, map_tensors
-from clipwise.sampling.poisson import PoissonSampler
+from clipwise.sampling.sampler import Sampler
 from clipwise.types import BadArgument, Padding, Unsupported
 
 
@@ -49,7 +49,7 @@ class _Collate:
     def __init__(self, collate: Collate, masked: Any):
         self._collate, self._masked = collate, masked
 
-    def __call__(self, records: list) -> Any:
+    def __call__(self, records: list[Any]) -> Any:
         return self._collate(records) if records else map_tensors(Tensor.clone, self._masked)
 
 
@@ -61,7 +61,7 @@ def _masked(x: Tensor) -> Tensor:
     return zeros
 
 
-class _Table(Dataset):
+class _Table(Dataset[Any]):
     """A TensorDataset whose batches are taken whole: what default_collate makes of its records one by one."""
 
     def __init__(self, tensors: tuple[Tensor, ...]):
@@ -71,17 +71,17 @@ class _Table(Dataset):
         return [t[indices] for t in self._tensors] if indices else []
 
 
-def _as_it_is(batch: list) -> list:
+def _as_it_is(batch: list[Any]) -> list[Any]:
     return batch
 
 
-class PoissonLoader:
+class SampledLoader:
     """Delivers (PhysicalBatch, batch) for the steps that it is asked for."""
 
     def __init__(
         self,
-        loader: DataLoader,
-        sampler: PoissonSampler,
+        loader: DataLoader[Any],
+        sampler: Sampler,
         key: Key,
         *,
         max_physical_batch: int | None,
@@ -90,11 +90,17 @@ class PoissonLoader:
         """`collated` is what `check_collate` gives: the collate function to use, and what it pads."""
         self._loader, self._sampler, self._key = loader, sampler, key
         self._most = max_physical_batch
+        self._worker_seed = int.from_bytes(key.derive("workers").secret[:7], "big")
         collate, self._layout = collated or (loader.collate_fn, Layout())
         masked = map_tensors(_masked, collate([loader.dataset[0]]))
         self._dataset, self._collate = loader.dataset, _Collate(collate, masked)
         if type(loader.dataset) is TensorDataset and collate is default_collate:
             self._dataset, self._collate = _Table(loader.dataset.tensors), _Collate(_as_it_is, masked)
+
+    def halve(self, rows: int) -> bool:
+        """From now on at most half of so many rows in memory; False where that is less than one."""
+        self._most = rows // 2 or self._most
+        return rows > 1
 
     def batches(self, steps: Iterable[int]) -> Iterator[tuple[PhysicalBatch, Any]]:
         """The batches of the given steps. Workers may draw ahead; a draw is a function of the step, so nothing is
@@ -121,13 +127,15 @@ class PoissonLoader:
             worker_init_fn=old.worker_init_fn,
             multiprocessing_context=old.multiprocessing_context,
             prefetch_factor=old.prefetch_factor,
+            # Its own: an iterator draws a seed for its workers, and must not move the generator that dropout draws from.
+            generator=torch.Generator().manual_seed(self._worker_seed),
         )
         for batch in inner:
             info = waiting.popleft()
             yield info if info.masked else replace(info, padding=self._layout.padding(batch)), batch
 
 
-def check_loader(loader: DataLoader) -> int:
+def check_loader(loader: DataLoader[Any]) -> int:
     """The number of records, after refusing what a Poisson sampler cannot honour."""
     if not isinstance(loader, DataLoader):
         raise BadArgument(

@@ -4,6 +4,7 @@
     metrics.jsonl      one line an epoch: public or released values only
     path.jsonl         threshold, noise and learning rate by step (at most 1,000 of them), public as well
     ledger.jsonl       what was spent, written ahead by the training loop
+    checkpoints/       the run's state, the last two times that it was kept; gone when the run has ended well
     model.safetensors  the trained weights
     predictions.npz    the model's class, the right one and the group of each public test record, row by row
     statement.md       the privacy statement, one page
@@ -16,17 +17,18 @@ A folder is never written twice, and each file appears whole or not at all.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from clipwise import durable
+from clipwise.locks import Held, holding
 from clipwise.types import BadArgument
 
 
@@ -38,18 +40,27 @@ class RunFolder:
     def ledger(self) -> Path:
         return self.path / "ledger.jsonl"
 
-    def write(self, name: str, content: str | bytes) -> None:
-        """The file under a temporary name first, then renamed: no reader, and no crash, sees half of it."""
-        temporary = self.path / f".{name}.part"  # the folder has one writer, so one such name is enough
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """One process writes to the folder at a time."""
+        lock = self.path / ".lock"
         try:
-            with temporary.open("wb") as file:
-                file.write(content.encode() if isinstance(content, str) else content)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(self.path / name)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+            with holding(lock):
+                try:
+                    yield
+                finally:
+                    lock.unlink(missing_ok=True)
+        except Held as error:
+            raise BadArgument(
+                f"out={str(self.path)!r}: a run is under way there; wait for it, or name another"
+            ) from error
+
+    def write(self, name: str, content: str | bytes) -> None:
+        durable.write(self.path / name, content)
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         self.write(name, json.dumps(value, indent=2, allow_nan=False) + "\n")
@@ -59,12 +70,20 @@ class RunFolder:
 
     def fail(self, error: BaseException) -> None:
         """After a run that failed: what was spent stays on record; with nothing spent, the name is given back."""
-        if self.ledger.exists():
+        if self.ledger.exists() or self.checkpoints.exists():
             failed = {"error": str(error), "kind": type(error).__name__}
-            last = self.ledger.read_bytes().removesuffix(b"\n").rpartition(b"\n")[2]
-            self.write_json("result.json", {**failed, "ledger_head": hashlib.sha256(last).hexdigest()})
+            written = self.ledger.read_bytes() if self.ledger.exists() else b""
+            last = written.removesuffix(b"\n").rpartition(b"\n")[2]
+            with suppress(OSError):  # a full disk: the first error is the one to show
+                self.write_json("result.json", {**failed, "ledger_head": durable.sha256(last)})
             return
         shutil.rmtree(self.path)
+
+
+def ledger_of(run: str | Path) -> Path:
+    """The ledger of a run folder, or the file itself."""
+    path = Path(run)
+    return path / "ledger.jsonl" if path.is_dir() else path
 
 
 def create(out: str | None, data: str, method: str) -> RunFolder:

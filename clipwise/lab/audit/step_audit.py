@@ -34,7 +34,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from clipwise.clipping import Method
 from clipwise.dropin import Private, attach
-from clipwise.noise import GaussianNoise
+from clipwise.noise import GaussianNoise, Noise
 
 ALPHA = 1e-6
 SLACK = 1e-5  # float32 sums of a few hundred terms
@@ -190,7 +190,7 @@ def _run(
     run, found = private.run, []
     try:
         for step in range(steps):
-            noise = run.noise = (_Silent if steps == 1 else _MadeUp)(lambda: _charged(private).total())
+            noise = run.stepper.noise = (_Silent if steps == 1 else _MadeUp)(lambda: _charged(private).total())
             state, before, shares = run.state.method, _charged(private), run.plan.shares(step)
             for (x,) in private.loader:
                 optimizer.zero_grad()
@@ -321,7 +321,7 @@ def _statistics(
     inside, outside, rows, scales = [], [], [], []
     sides: dict[str, list[Tensor]] = {}
     watch = _Watch(private.run.noise)
-    private.run.noise = watch
+    private.run.stepper.noise = watch
     for _ in range(math.ceil(steps / len(private.loader))):
         for (index,) in private.loader:
             bound, step = method.l2_bound(private.run.state.method), private.run.state.step
@@ -350,10 +350,10 @@ def _statistics(
         _test_noise(audit, name, torch.cat(noises).numpy())
 
 
-class _Watch(GaussianNoise):
+class _Watch:
     """Passes on, and keeps what was added (the audit may see it; nobody else can)."""
 
-    def __init__(self, inner: GaussianNoise) -> None:
+    def __init__(self, inner: Noise) -> None:
         self._inner = inner
         self.noises: list[Tensor] = []
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from clipwise import dropin, step
+from clipwise import step
 from clipwise.clipping import METHODS, make_method
 from clipwise.clipping.automatic import AutoS
 from clipwise.clipping.fixed import Fixed
@@ -67,7 +67,7 @@ def test_the_same_noise_every_step(monkeypatch):
 def test_realised_denominator(monkeypatch):
     """Dividing by the number of rows: the audit knows the expected batch size and sees another."""
     sizes = []
-    plain = dropin.absorb
+    plain = step.clip_and_sum
 
     def absorb(plan, state, partial, tape, **rest):
         sizes.append(tape.rows)
@@ -77,8 +77,8 @@ def test_realised_denominator(monkeypatch):
         for p, total in zip(parameters, released.gradient, strict=True):
             p.grad = total / sizes[-1]
 
-    monkeypatch.setattr(dropin, "absorb", absorb)
-    monkeypatch.setattr(dropin, "hand_over", hand_over)
+    monkeypatch.setattr(step, "clip_and_sum", absorb)
+    monkeypatch.setattr(step, "hand_over", hand_over)
     assert "denominator" in caught("a realised denominator")
 
 
@@ -117,40 +117,40 @@ ORIGINAL_SUM = Tape.weighted_sum
 def test_noise_from_the_batch(monkeypatch):
     """A noise scale read off the batch (Auto DP-SGD as published): not the same on both sides."""
     largest = []
-    plain_absorb, plain_release = dropin.absorb, dropin.release
+    plain_absorb, plain_release = step.clip_and_sum, step.add_noise
 
     def absorb(plan, state, partial, tape, **rest):
         finite = tape.norms[tape.norms.isfinite()]
         largest.append(float(finite.mean()) if len(finite) else 0.0)
         return plain_absorb(plan, state, partial, tape, **rest)
 
-    def release(plan, state, partial, noise, ledger):
+    def add_noise(plan, state, partial, noise):
         add = noise.add
         noise.add = lambda sums, std, *, step: add(sums, std * (0.5 + largest[-1]), step=step)
         try:
-            return plain_release(plan, state, partial, noise, ledger)
+            return plain_release(plan, state, partial, noise)
         finally:
             del noise.add
 
-    monkeypatch.setattr(dropin, "absorb", absorb)
-    monkeypatch.setattr(dropin, "release", release)
+    monkeypatch.setattr(step, "clip_and_sum", absorb)
+    monkeypatch.setattr(step, "add_noise", add_noise)
     assert {"public values", "noise std"} <= caught("noise scaled by the batch's own norms")
 
 
 def test_noise_for_each_physical_batch(monkeypatch):
     """Noise drawn for every physical batch: more draws when a batch is split than when it is not, or than the ledger says."""
-    plain = dropin.absorb
+    plain = step.clip_and_sum
 
     def absorb(plan, state, partial, tape, **rest):
         plain(plan, state, partial, tape, **rest)
         partial.gradient = [g * (2 if tape.rows > 1 else 1) for g in partial.gradient]
 
-    monkeypatch.setattr(dropin, "absorb", absorb)
+    monkeypatch.setattr(step, "clip_and_sum", absorb)
     assert "sensitivity" in caught("a physical batch counted twice")
 
 
 def test_side_query_with_an_unearned_bound():
-    """Andrew's count without the shift moves by 1, not by 1/2 (methods.md, C.3)."""
+    """Andrew's count without the shift moves by 1, not by 1/2: an error that a public library has (docs/references.md, Opacus)."""
 
     class Unshifted(Quantile):
         def decide(self, state, norms, groups=None):
@@ -170,27 +170,23 @@ def test_a_method_that_exceeds_its_own_bound():
 
 def test_ledger_that_says_more_noise_than_there_is(monkeypatch):
     """Declared and drawn std differ: a smaller gradient share than the plan's."""
-    plain = step.GaussianNoise.add
+    plain = GaussianNoise.add
     monkeypatch.setattr(GaussianNoise, "add", lambda self, sums, std, *, step: plain(self, sums, std * 0.9, step=step))
     assert "noise variance" in caught("std x 0.9 at the call")
 
 
 def test_a_charge_after_the_noise(monkeypatch):
     """A run that is killed between the two would have released what no ledger counts."""
-    plain = dropin.release
+    owed = []
+    plain_charge, plain_noise = step.charge, step.add_noise
 
-    def release(plan, state, partial, noise, ledger):
-        late = []
-        ledger.charge, charge = lambda *a, **k: late.append((a, k)), ledger.charge
-        try:
-            done = plain(plan, state, partial, noise, ledger)
-        finally:
-            ledger.charge = charge
-        for a, k in late:
-            charge(*a, **k)
-        return done
+    def add_noise(*args):
+        released = plain_noise(*args)
+        plain_charge(*owed.pop())
+        return released
 
-    monkeypatch.setattr(dropin, "release", release)
+    monkeypatch.setattr(step, "charge", lambda *args: owed.append(args))
+    monkeypatch.setattr(step, "add_noise", add_noise)
     assert "charged first" in caught("a charge after the noise")
 
 

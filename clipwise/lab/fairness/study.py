@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from clipwise.data.grouping import BY_CLASS, group_index
 from clipwise.fairness import intervals, metrics
-from clipwise.fairness.grouping import BY_CLASS, group_index
 from clipwise.fairness.intervals import Interval
 from clipwise.fairness.metrics import Array, Measure
 from clipwise.lab.study.definition import Study

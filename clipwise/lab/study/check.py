@@ -15,11 +15,12 @@ from clipwise import validate
 from clipwise.clipping import make_method
 from clipwise.data import find_checked, get_source, is_file, refuse_unless_images
 from clipwise.data.source import DataSet, Source
-from clipwise.lab.study.definition import Trial
 from clipwise.lab.study.shared import check_share
+from clipwise.lab.study.trial import Trial
 from clipwise.models import MODELS, get_architecture, records_of
-from clipwise.training.config import TrainConfig
 from clipwise.training.execute import load_asked
+from clipwise.training.options import TrainConfig
+from clipwise.training.resolve import resolve
 from clipwise.training.tensorboard import require_tensorboard
 from clipwise.types import BadArgument
 
@@ -55,7 +56,7 @@ def _check(config: TrainConfig, read: _Read, built: set[str]) -> None:
     data = read[key]
     refuse_unless_images(data, config.standardize)
     if isinstance(data, DataSet):
-        config.resolved(data)
+        resolve(config, data)
     architecture = get_architecture(config.model or data.recipe.chosen(None).model)
     if f"{architecture.name} {key}" not in built and not architecture.weights.needed:
         with torch.random.fork_rng(devices=()), torch.device("meta"):

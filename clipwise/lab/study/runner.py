@@ -17,8 +17,9 @@ from typing import Any
 from clipwise import __version__, validate
 from clipwise.lab.processes import side_by_side
 from clipwise.lab.results import append_line, only_one, read_results
-from clipwise.lab.study.definition import Study, Trial
+from clipwise.lab.study.definition import Study
 from clipwise.lab.study.shared import shared_plan
+from clipwise.lab.study.trial import Trial
 from clipwise.lab.tuning.share import one_of
 
 
@@ -123,7 +124,9 @@ def _outcome(trial: Trial, result: Mapping[str, Any], seconds: float) -> Outcome
 
 
 def _line(trial: Trial, result: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    options = trial.config.model_dump(include={"schedule", "optimizer", "lr", "batch", "method_options"})
+    options = trial.config.model_dump(
+        include={"schedule", "optimizer", "lr", "expected_batch_size", "method_options"}, by_alias=True
+    )
     return {
         "id": trial.id,
         "variant": trial.variant,

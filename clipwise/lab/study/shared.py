@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from clipwise.lab.study.definition import Trial
+from clipwise.lab.study.trial import Trial
 from clipwise.lab.tuning.planning import SearchPlan
 from clipwise.lab.tuning.share import Share
-from clipwise.training.config import TrainConfig
+from clipwise.training.options import TrainConfig
 
 _OF_DATA = {"data", "label", "classes", "ranges", "test_fraction", "standardize", "vocabulary", "model", "pretrained"}
 _plans: dict[str, SearchPlan] = {}
@@ -35,6 +35,7 @@ def shared_plan(trial: Trial) -> SearchPlan:
 def _asked(trial: Trial) -> tuple[Share, TrainConfig, int]:
     """Its share, its options in full, and how many records it trains on."""
     from clipwise.training.execute import load_asked
+    from clipwise.training.resolve import resolve
 
     if trial.share is None:
         raise ValueError("this trial has all of its epsilon to itself")
@@ -44,5 +45,5 @@ def _asked(trial: Trial) -> tuple[Share, TrainConfig, int]:
             _read.clear()
             _read[key] = load_asked(trial.config)
         dataset = _read[key]
-        _records[trial.id] = trial.config.resolved(dataset), len(dataset.train)
+        _records[trial.id] = resolve(trial.config, dataset), len(dataset.train)
     return trial.share, *_records[trial.id]

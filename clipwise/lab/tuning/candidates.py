@@ -14,7 +14,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from clipwise import validate
-from clipwise.training.config import TrainConfig, make_config
+from clipwise.training.config import make_config
+from clipwise.training.options import TrainConfig
 from clipwise.types import BadArgument
 
 DRAWS = ("grid", "random", "quasi-random")

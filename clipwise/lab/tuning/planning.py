@@ -20,7 +20,7 @@ from clipwise.lab.tuning.calibrate import MOST_NOISE, Shape, smallest_noise
 from clipwise.lab.tuning.candidates import Candidate
 from clipwise.lab.tuning.grid import GridRdp
 from clipwise.lab.tuning.strategy import Strategy, of_one_run
-from clipwise.training.config import TrainConfig
+from clipwise.training.options import TrainConfig
 from clipwise.types import BadArgument
 
 

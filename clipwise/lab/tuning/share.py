@@ -15,7 +15,7 @@ from clipwise.lab.tuning.candidates import MOST_CANDIDATES, Candidate
 from clipwise.lab.tuning.planning import SearchPlan, Size, fits, make_search_plan, with_noise
 from clipwise.lab.tuning.search import size_of_run
 from clipwise.lab.tuning.strategy import Strategy
-from clipwise.training.config import TrainConfig
+from clipwise.training.options import TrainConfig
 from clipwise.types import BadArgument
 
 

@@ -21,7 +21,8 @@ import numpy as np
 
 from clipwise.data import DataSet
 from clipwise.locks import Held, holding
-from clipwise.training.config import TrainConfig, make_config
+from clipwise.training.config import make_config
+from clipwise.training.options import TrainConfig
 
 STATEMENT = "statement.json"
 
@@ -71,11 +72,12 @@ def run_trial(spec: Spec) -> dict[str, Any]:
     from clipwise.loop.evaluation import accuracy
     from clipwise.training import folder as run_folder
     from clipwise.training.execute import load_asked, make_network, train_into
+    from clipwise.training.resolve import resolve
 
     dataset, back = load_asked(spec.config), None
     if spec.part is not None:
         dataset, back = spec.part.of(dataset)
-    settings = spec.config.resolved(dataset)
+    settings = resolve(spec.config, dataset)
     network = make_network(settings, dataset)
     folder = run_folder.create(spec.out, dataset.name, settings.method)
     _, statement = train_into(folder, settings, dataset, network)
@@ -89,11 +91,12 @@ def count_errors(spec: Spec) -> int:
 
     from clipwise.loop.evaluation import accuracy
     from clipwise.training.execute import load_asked, make_network
+    from clipwise.training.resolve import resolve
 
     if spec.part is None:
         raise ValueError("no part was kept back")
     dataset, back = spec.part.of(load_asked(spec.config))
-    network = make_network(spec.config.resolved(dataset), dataset)
+    network = make_network(resolve(spec.config, dataset), dataset)
     network.load_state_dict(load_file(Path(spec.out) / "model.safetensors"))
     return len(back) - round(len(back) * accuracy(network, back))
 
