@@ -90,7 +90,7 @@ class Bookkeeping:
         self._padding: Padding | None = None  # of the open batch
         self._padding_probed = False
         self._watch = Watch(model, self._names)
-        self._counts = False  # whether the model changes a number or a buffer of its own from call to call
+        self._varies = False  # whether the model changes a number or a buffer of its own from call to call, or draws
         self._calls = self._looked_at = 0  # private batches so far; that at the last look
         self._told: set[str] = set()
         self._in_root = False
@@ -290,10 +290,10 @@ class Bookkeeping:
     def _is_new(self, args: tuple, kwargs: dict) -> bool:
         """One look is enough, except that what is spread broadcasts otherwise against dimensions of size 1, 2 or 3; that what
         runs generically must know each of its arguments; that padding is looked at where there is some; and that a model
-        which counts its calls may do something else later: it is looked at again at the 2nd, 4th, 8th ... batch."""
+        which counts its calls, or draws, may do something else later: it is looked at again at the 2nd, 4th, 8th ... batch."""
         if self._modes() not in self._probed_modes or (self._padding is not None and not self._padding_probed):
             return True
-        if self._counts and self._calls > self._looked_at and self._calls & (self._calls - 1) == 0:
+        if self._varies and self._calls > self._looked_at and self._calls & (self._calls - 1) == 0:
             return True
         if any(u.is_generic for u in self._units) and signature(args, kwargs) != self._probed_as:
             return True
@@ -497,8 +497,9 @@ class Bookkeeping:
                 attempt,
                 self._tell,
                 self._padding,
+                self._calls,
             )
-            self._units, self._counts, self._looked_at = found.units, self._counts or found.counts, self._calls
+            self._units, self._varies, self._looked_at = found.units, self._varies or found.varies, self._calls
             self._watch.may_move |= found.may_move
             self._padding_probed |= self._padding is not None
             self._probed.add(self._layout(args, kwargs))
