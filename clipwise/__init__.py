@@ -13,20 +13,20 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from clipwise.dropin import Private, attach
     from clipwise.fixing import fix
-    from clipwise.plan import Plan
+    from clipwise.lab.tuning.runner import tune
+    from clipwise.loop.fit import fit
+    from clipwise.plans import Plan
     from clipwise.step import private_step
-    from clipwise.train import fit
-    from clipwise.tuning.runner import tune
     from clipwise.types import BadArgument, BudgetExhausted, ClipwiseError, LoopMisuse, Unsupported
 
 _HOME = {
     "attach": "clipwise.dropin",
     "Private": "clipwise.dropin",
     "fix": "clipwise.fixing",
-    "fit": "clipwise.train",
-    "Plan": "clipwise.plan",
+    "fit": "clipwise.loop.fit",
+    "Plan": "clipwise.plans",
     "private_step": "clipwise.step",
-    "tune": "clipwise.tuning.runner",
+    "tune": "clipwise.lab.tuning.runner",
     **dict.fromkeys(("BadArgument", "BudgetExhausted", "ClipwiseError", "LoopMisuse", "Unsupported"), "clipwise.types"),
 }
 __all__ = [

@@ -30,13 +30,9 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
-from clipwise.clipping import Method
-from clipwise.optim import hand_over
-from clipwise.report import Statement
+from clipwise.mechanism import split, takes_options
 from clipwise.run import Run
-from clipwise.sampling import PhysicalBatch
-from clipwise.schedules import ScheduleLike
-from clipwise.step import Partial, absorb, release
+from clipwise.statement import Statement
 from clipwise.types import BadArgument, LoopMisuse
 
 
@@ -64,9 +60,6 @@ class Private:
         self.optimizer = optimizer
         self.loader = PrivateLoader(self, loader.dataset)
         self.stepped = False  # whether the last optimizer.step() completed a logical batch
-        self._batch: PhysicalBatch | None = None
-        self._records: Any = None
-        self._partial = Partial()
         self._epochs_begun = 0
         self._scheduler = lr_scheduler
         self._warned = False
@@ -83,7 +76,7 @@ class Private:
     def detach(self) -> None:
         """Model, optimizer and scheduler as they were; the ledger is closed. May be called twice."""
         self._uninstall()
-        self._drop()
+        self.run.stepper.drop()
         self.run.close()
 
     def __reduce__(self) -> Any:
@@ -97,59 +90,39 @@ class Private:
 
     def _epoch(self) -> Iterator[Any]:
         self._epochs_begun += 1
-        self._drop()  # of an earlier loop that was left in the middle, and is still held
+        stepper = self.run.stepper
+        stepper.drop()  # of an earlier loop that was left in the middle, and is still held
         mine, count = self._epochs_begun, len(self.loader)
         affordable = self.run.affordable(count)
         first = self.run.state.step
         try:
             for batch, records in self.run.batches.batches(range(first, first + affordable)):
-                self.run.engine.open(batch.rows)
-                self._batch, self._records = batch, records
+                stepper.begin(batch, records)
                 yield records
                 if mine != self._epochs_begun:
                     raise LoopMisuse("two loops ran over private.loader at once; run one after the other")
-                if self._batch is not None:
+                if stepper.waits:
                     raise LoopMisuse(
                         "a batch of private.loader was not followed by optimizer.step(); a step that is left out because of its data would leak. "
                         "Call loss.backward() and optimizer.step() for every batch"
                     )
         finally:
             if mine == self._epochs_begun:
-                self._drop()  # a loop left in the middle: what was summed of an unfinished logical batch is forgotten
+                stepper.drop()  # a loop left in the middle: what was summed of an unfinished logical batch is forgotten
         if affordable < count:
             raise self.run.exhausted()
-
-    def _drop(self) -> None:
-        self._batch, self._records, self._partial = None, None, Partial()
 
     # -- the step
     # --------------------------------------------------------------------------------------------------------
 
     def _step(self, take_step: Callable[[], Any]) -> Any:
-        run, batch = self.run, self._batch
         self._refuse_changed_parameters()
-        tape = run.engine.close()  # raises where there was no backward
-        if batch is None:
-            raise LoopMisuse("optimizer.step() came for a batch that is not from private.loader; nothing was changed")
-        groups = None if run.groups is None else run.groups(self._records)
-        absorb(run.plan, run.state, self._partial, tape, masked=batch.masked, groups=groups)
-        del tape
-        self._batch, self._records, self.stepped = None, None, batch.last
-        if not batch.last:
-            self._warn_of_scheduler()
-            self.optimizer.zero_grad()
-            return None
-        partial, self._partial = self._partial, Partial()
-        learning_rate = run.plan.method.learning_rate(run.state.method)
-        released, run.state = release(run.plan, run.state, partial, run.noise, run.ledger)
-        hand_over(
-            self.optimizer,
-            run.engine.parameters,
-            released,
-            expected_batch_size=run.plan.expected_batch_size,
-            learning_rate=learning_rate,
-        )
-        return take_step()
+        self.stepped = self.run.stepper.absorb()
+        if self.stepped:
+            return self.run.stepper.complete(take_step)
+        self._warn_of_scheduler()
+        self.optimizer.zero_grad()
+        return None
 
     def _refuse_changed_parameters(self) -> None:
         known = {id(p) for p in self.run.engine.parameters}
@@ -213,46 +186,28 @@ class Private:
             self._scheduler = None
 
 
+@takes_options
 def attach(
     model: nn.Module,
     optimizer: Optimizer,
     loader: DataLoader,
     *,
-    epsilon: float | None = None,
-    noise_multiplier: float | None = None,
-    delta: float | None = None,
-    epochs: float | None = None,
-    method: str | Method = "fixed",
-    expected_batch_size: float | None = None,
-    sample_rate: float | None = None,
     loss_reduction: str = "mean",
-    max_physical_batch: int | None = None,
-    accountant: str = "best",
-    engine: str = "fast",
     lr_scheduler: Any = None,
-    seed: int | None = None,
-    ledger: str | Path | None = None,
     groups: Callable[[Any], torch.Tensor] | None = None,
-    schedule: ScheduleLike = None,
-    allow_unsound: bool = False,
-    **method_options: Any,
+    ledger: str | Path | None = None,
+    **options: Any,
 ) -> Private:
     """Make an existing training loop private. Everything is checked here, before any data is touched.
 
-    epsilon or noise_multiplier: the target (noise is calibrated for `epochs`), or the noise itself. delta: below 1 /
-    size of the data set. method and its options (threshold=1.0 for "fixed"): see `clipwise methods`.
-    expected_batch_size, sample_rate: public numbers; by default the loader's batch size, and that over the data set's
-    size, which is then treated as public. loss_reduction: how the loss that you call backward() on combines the
-    examples, "mean" or "sum". It must treat them alike: a mean over *tokens that are not padding*, or a loss that
-    compares examples, lets one example change another's share, and no bound would hold. max_physical_batch: split
-    larger batches, exactly; give the lr_scheduler too, so that it moves once a logical step. engine: "fast", or
-    "generic" (torch.func for the whole model; slower, for models that change shape from call to call). seed: for
-    studies and tests only; without it the randomness comes from the operating system. ledger: a file for the privacy
-    ledger; an existing one goes on, and what it holds counts.
-    groups: for a method that treats groups of records apart: a function of a batch that gives the group (0, 1, ...) of
-    each row. schedule: how the noise changes over the run: "step", "linear:decay=0.98", a `Schedule`, a list of factors
-    (one an epoch) or a function of the epoch; a target epsilon is met over the whole of it. allow_unsound: run a method
-    without a valid guarantee; epsilon is infinite then.
+        private = clipwise.attach(model, optimizer, loader, epsilon=3.0, delta=1e-5, epochs=10)
+
+    The loop:
+        model, optimizer, loader: as they are; they are not wrapped, and `private.loader` gives batches of the same data.
+        loss_reduction: how the loss that you call backward() on combines the examples, "mean" or "sum".
+        lr_scheduler: the one that moves the rate, so that with max_physical_batch it moves once a logical step.
+        groups: for a method that treats groups apart, a function of a batch: the group (0, 1, ...) of each row.
+        ledger: a file for the privacy ledger; an existing one goes on, and what it holds counts.
     """
     if lr_scheduler is not None and getattr(lr_scheduler, "optimizer", None) is not optimizer:
         raise BadArgument(
@@ -264,27 +219,16 @@ def attach(
             "records is outside the guarantee)",
             stacklevel=2,
         )
+    mechanism, performance = split(options)
     run = Run(
         model,
         optimizer,
         loader,
-        epsilon=epsilon,
-        noise_multiplier=noise_multiplier,
-        delta=delta,
-        epochs=epochs,
-        method=method,
-        method_options=method_options,
-        expected_batch_size=expected_batch_size,
-        sample_rate=sample_rate,
+        mechanism,
+        performance,
         loss_reduction=loss_reduction,
-        max_physical_batch=max_physical_batch,
-        accountant=accountant,
-        engine=engine,
-        seed=seed,
-        ledger=ledger,
         groups=groups,
-        schedule=schedule,
-        allow_unsound=allow_unsound,
+        ledger=ledger,
         notify=lambda message: warnings.warn(message, stacklevel=2),
     )
     return Private(run, optimizer, loader, lr_scheduler)

@@ -1,13 +1,16 @@
-"""A private run: plan, engine, noise, sampler and ledger, made together and checked before any data is touched.
+"""A run: plan, engine, noise, sampler and ledger, made together and checked before any data is touched.
 
-The drop-in API (dropin.py) and the training loop (train.py) stand on it.
+The drop-in API (dropin.py) and the training loop (loop/fit.py) stand on it; `private_step` with `run.stepper` and
+`run.logical_batches` is a loop of one's own from the ground up.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -16,129 +19,137 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 from torch.utils.data import DataLoader
 
-from clipwise import __version__, validate
-from clipwise.accounting import Ledger, StepEvent, epsilon, within
+from clipwise import __version__, plans, validate
+from clipwise.accounting import Epsilon, Ledger, epsilon, within
 from clipwise.accounting.ledger import LedgerExists, block_of
-from clipwise.clipping import Method, make_method
 from clipwise.keystream import Key
-from clipwise.noise import GaussianNoise
-from clipwise.norms import Bookkeeping
-from clipwise.plan import check_delta, make_plan
-from clipwise.report import Statement
-from clipwise.sampling import PoissonLoader, PoissonSampler, check_loader
-from clipwise.schedules import ScheduleLike
-from clipwise.step import State, initial_state
+from clipwise.mechanism import Mechanism, Performance, split
+from clipwise.noise import GaussianNoise, Noise
+from clipwise.norms import Bookkeeping, PlainEngine
+from clipwise.plans import Facts, Plan, check_delta
+from clipwise.sampling import SampledLoader, check_loader
+from clipwise.statement import Statement
+from clipwise.step import Engine, State, Stepper, initial_state, private_step
 from clipwise.types import BadArgument, BudgetExhausted, Unsupported
 
-ENGINES = ("fast", "generic")
 _SHORT = 64  # numbers in a vector that is still worth showing
 _taken: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 class Run:
-    """One private run on one model. `state` is public: it depends on the data only through released values."""
+    """One run on one model. `state` is public: it depends on the data only through released values."""
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: Optimizer,
         loader: DataLoader,
+        mechanism: Mechanism | None = None,
+        performance: Performance | None = None,
         *,
-        epsilon: float | None,
-        noise_multiplier: float | None,
-        delta: float | None,
-        epochs: float | None,
-        method: str | Method,
-        method_options: Mapping[str, Any],
-        expected_batch_size: float | None,
-        sample_rate: float | None,
-        loss_reduction: str,
-        max_physical_batch: int | None,
-        accountant: str,
-        engine: str,
-        seed: int | None,
-        ledger: str | Path | None,
-        groups: Callable[[Any], Tensor] | None,
-        schedule: ScheduleLike,
-        allow_unsound: bool,
-        notify: Callable[[str], None],
-        after: tuple[StepEvent, ...] = (),
+        loss_reduction: str = "mean",
+        groups: Callable[[Any], Tensor] | None = None,
+        ledger: str | Path | None = None,
+        after: tuple[float, ...] = (),
+        notify: Callable[[str], None] = warnings.warn,
+        **options: Any,
     ):
+        """`mechanism` and `performance`, or their options by name (see `attach`). `after` holds the noise multipliers of
+        releases on all records that follow the last step. `notify` hears what a user should know."""
+        if mechanism is None:
+            mechanism, performance = split(options)
+        elif options:
+            raise BadArgument(f"{', '.join(options)}: the mechanism is given whole; put its options into it")
+        self.mechanism, self.performance = mechanism, performance or Performance()
         validate.choice("loss_reduction", loss_reduction, ("mean", "sum"))
-        validate.choice("engine", engine, ENGINES)
-        if max_physical_batch is not None:
-            validate.count("max_physical_batch", max_physical_batch)
-        if isinstance(method, str):
-            method = make_method(method, **method_options)
-        elif not isinstance(method, Method) or method_options:
-            raise BadArgument(f"method={method!r}: give a name with its options, or a method object that holds them")
-        if not method.sound and not allow_unsound:
-            raise BadArgument(
-                f"method {method.name!r} has no valid guarantee; give allow_unsound=True (--allow-unsound) to run it all "
-                f"the same, with an infinite epsilon{'' if method.alternative is None else f', or use {method.alternative!r}'}"
-            )
-        if method.needs_groups and groups is None:
-            raise BadArgument(
-                f"groups=None: method {method.name!r} wants the group of each record; give a function of the batch"
-            )
-        if groups is not None and not callable(groups):
-            raise BadArgument(
-                f"groups={groups!r} is not a function; give one of the batch, that tells the group of each row"
-            )
-        self.groups = groups
         parameters = trainable_parameters(model, optimizer)
-        size = check_loader(loader)
-        size_is_public = sample_rate is None or expected_batch_size is None
-        expected_batch_size = loader.batch_size if expected_batch_size is None else expected_batch_size
-        validate.positive("expected_batch_size", expected_batch_size)
-        if sample_rate is None:
-            sample_rate = float(expected_batch_size) / size  # type: ignore[arg-type]
-            if sample_rate > 1:
-                raise BadArgument(
-                    f"expected_batch_size={expected_batch_size!r} is above the {size} records of the data set; give at most that many"
-                )
-        self.plan = make_plan(
-            method=method,
+        facts = Facts(
+            size=check_loader(loader),
             parameters=sum(p.numel() for p in parameters.values()),
-            sample_rate=sample_rate,
-            expected_batch_size=float(expected_batch_size),  # type: ignore[arg-type]
-            epsilon=epsilon,
-            noise_multiplier=noise_multiplier,
-            delta=delta,
-            epochs=epochs,
-            accountant=accountant,
-            size=size,
-            schedule=schedule,
+            batch_size=loader.batch_size,
             learning_rate=float(optimizer.param_groups[0]["lr"]),
             after=after,
         )
+        plan = plans.make(mechanism, facts)
+        _check_groups(plan, groups)
         self.model = model
-        self._size_is_public = size_is_public
         self._notes: list[str] = []
+        engine = self._engine(parameters, loss_reduction, notify)
+        book = open_ledger(ledger if plan.private else None, public_facts(plan))
+        self._ledger_path = ledger
+        self._goes_on = bool(book.events())  # an older ledger whose charges count
+        seed = mechanism.seed
+        key = (Key.fresh() if seed is None else Key.from_seed(seed)).derive(f"segment {book.stream}")
+        self.batches = SampledLoader(loader, plan.sampler, key, max_physical_batch=self.performance.max_physical_batch)
+        self.stepper = Stepper(
+            plan,
+            initial_state(plan),
+            engine=engine,
+            noise=GaussianNoise(key),
+            ledger=book,
+            optimizer=optimizer,
+            groups=groups,
+        )
+        _taken.add(model)
+
+    def _engine(
+        self, parameters: Mapping[str, nn.Parameter], loss_reduction: str, notify: Callable[[str], None]
+    ) -> Engine:
+        if not self.mechanism.private:
+            return PlainEngine(parameters, loss_reduction=loss_reduction)
 
         def remember(message: str) -> None:
             self._notes.append(message)
             notify(message)
 
-        self.engine = Bookkeeping(
-            model,
+        return Bookkeeping(
+            self.model,
             parameters,
             loss_reduction=loss_reduction,
-            by_rule=seed is not None,  # a run that is to be repeated must not depend on a clock
-            generic=engine == "generic",
+            by_rule=self.mechanism.seed is not None,  # a run that is to be repeated must not depend on a clock
+            generic=self.performance.engine == "generic",
             notify=remember,
         )
-        self.ledger = open_ledger(ledger, self._public_facts())
-        self._ledger_path = ledger
-        self._goes_on = bool(self.ledger.events())  # an older ledger whose charges count
-        key = (Key.fresh() if seed is None else Key.from_seed(seed)).derive(f"segment {self.ledger.stream}")
-        self._seeded = seed is not None
-        self.noise = GaussianNoise(key)
-        self.batches = PoissonLoader(
-            loader, PoissonSampler(size, sample_rate), key, max_physical_batch=max_physical_batch
-        )
-        self.state: State = initial_state(self.plan)
-        _taken.add(model)
+
+    @property
+    def plan(self) -> Plan:
+        return self.stepper.plan
+
+    @property
+    def state(self) -> State:
+        return self.stepper.state
+
+    @property
+    def engine(self) -> Engine:
+        return self.stepper.engine
+
+    @property
+    def noise(self) -> Noise:
+        return self.stepper.noise
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.stepper.ledger
+
+    def logical_batches(self, count: int) -> Iterator[Iterator[tuple[Any, Any]]]:
+        """The next `count` logical batches, each as its physical ones, for `private_step`."""
+        first = self.state.step
+        for _, batches in groupby(self.batches.batches(range(first, first + count)), key=lambda pair: pair[0].step):
+            yield batches
+
+    def take_steps(self, count: int, loss: Callable[[Any], Tensor]) -> Iterator[None]:
+        """Take the next `count` steps, one each time that it is asked. Where a physical batch does not fit into memory the
+        logical batch is begun anew in halves: the same records, one noise draw, an equal sum."""
+        end = self.state.step + count
+        while self.state.step < end:
+            try:
+                for batches in self.logical_batches(end - self.state.step):
+                    private_step(self.stepper, batches, loss=loss)
+                    yield
+            except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+                if not _out_of_memory(error) or not self.batches.halve(self.stepper.rows):
+                    raise
+                self.stepper.drop()
 
     def close(self) -> None:
         """Give the model back and end the ledger's segment; may be called twice."""
@@ -157,8 +168,7 @@ class Run:
         spent = self.ledger.events()
 
         def fits(more: int) -> bool:
-            coming = [plan.event(start + i) for i in range(more)]
-            return within([*spent, *coming, *plan.after], delta, target, plan.accountant)
+            return within([*spent, *plan.coming(start, more), *plan.after], delta, target, plan.accountant)
 
         low, high = 0, count + 1  # fits(low) holds, fits(high) is not claimed
         if fits(count):
@@ -191,11 +201,15 @@ class Run:
         )
 
     def epsilon(self, delta: float | None = None) -> float:
-        """Epsilon so far, from the ledger, at the plan's delta or another."""
-        return self._spent(delta).value
+        """Epsilon so far, from the ledger, at the plan's delta or another; infinite without privacy."""
+        return self._spent(delta).value if self.plan.private else float("inf")
 
-    def _spent(self, delta: float | None) -> Any:
-        delta = self.plan.delta if delta is None else check_delta(delta, self.plan.size)
+    def epsilon_or_none(self) -> float | None:
+        return None if self.plan.private and self.plan.delta is None else self.epsilon()
+
+    def _spent(self, delta: float | None) -> Epsilon:
+        size = self.plan.sampler.size if self.plan.size_is_public else None
+        delta = self.plan.delta if delta is None else check_delta(delta, size)
         if delta is None:
             raise BadArgument(
                 "delta=None: epsilon holds at some delta; give one well below 1 / size of the data set, such as 1e-5"
@@ -204,17 +218,20 @@ class Run:
 
     def statement(self) -> Statement:
         plan, method = self.plan, self.plan.method
-        spent = None if plan.delta is None else self._spent(None)
+        spent = None if plan.delta is None or not plan.private else self._spent(None)
         return Statement(
-            private=True,
+            private=plan.private,
             epsilon=float("inf") if spent is None else spent.value,
-            delta=plan.delta,
-            accountant=plan.accountant if spent is None else spent.accountant,
+            delta=plan.delta if plan.private else None,
+            accountant=("none" if not plan.private else plan.accountant) if spent is None else spent.accountant,
             target_epsilon=plan.target_epsilon,
             method=method.name,
             method_options=dataclasses.asdict(method),
             reference=method.reference,
             sound=method.sound,
+            unit=plan.unit,
+            neighbours=plan.neighbours,
+            sampler=plans.SAMPLING[plan.sampling].words,
             sample_rate=plan.sample_rate,
             expected_batch_size=plan.expected_batch_size,
             steps=sum(event.count for event in self.ledger.events()),
@@ -225,10 +242,10 @@ class Run:
             if plan.delta is None
             else method.claimed_epsilon(self.state.method, plan.context, plan.delta),
             side_queries=tuple(side._asdict() for side in plan.side_queries),
-            size_is_public=self._size_is_public,
-            seeded=self._seeded,
-            ledger="in memory" if self._ledger_path is None else str(self._ledger_path),
-            ledger_head=self.ledger.head,
+            size_is_public=plan.size_is_public,
+            seeded=self.mechanism.seed is not None,
+            ledger=self._ledger_name(),
+            ledger_head=self.ledger.head if plan.private else "",
             notes=(*self._notes, *self._cost_of_groups()),
             versions=f"clipwise {__version__}, torch {torch.__version__}",
         )
@@ -256,22 +273,46 @@ class Run:
             return "constant"
         return f"{plan.schedule}, from {first:.6g} to {final:.6g} at step {last}"
 
-    def _public_facts(self) -> dict[str, Any]:
-        plan = self.plan
-        return {
-            "method": plan.method.name,
-            "method_options": dataclasses.asdict(plan.method),
-            "sample_rate": plan.sample_rate,
-            "expected_batch_size": plan.expected_batch_size,
-            "sound": plan.method.sound,
-            "noise_multiplier": plan.noise_multiplier,
-            "schedule": str(plan.schedule),
-            "steps": plan.steps,
-            "target_epsilon": plan.target_epsilon,
-            "delta": plan.delta,
-            "neighbours": "add or remove one record",
-            "clipwise": __version__,
-        }
+    def _ledger_name(self) -> str:
+        if not self.plan.private:
+            return "none"
+        return "in memory" if self._ledger_path is None else str(self._ledger_path)
+
+
+def public_facts(plan: Plan) -> dict[str, Any]:
+    """What a ledger says of the run that it belongs to."""
+    return {
+        "method": plan.method.name,
+        "method_options": dataclasses.asdict(plan.method),
+        "sampling": plan.sampling,
+        "sample_rate": plan.sample_rate,
+        "expected_batch_size": plan.expected_batch_size,
+        "sound": plan.method.sound,
+        "noise_multiplier": plan.noise_multiplier,
+        "schedule": str(plan.schedule),
+        "steps": plan.steps,
+        "target_epsilon": plan.target_epsilon if plan.private else None,
+        "delta": plan.delta,
+        "neighbours": plan.neighbours,
+        "clipwise": __version__,
+    }
+
+
+def _check_groups(plan: Plan, groups: Any) -> None:
+    if plan.method.needs_groups and groups is None:
+        raise BadArgument(
+            f"groups=None: method {plan.method.name!r} wants the group of each record; give a function of the batch"
+        )
+    if groups is not None and not callable(groups):
+        raise BadArgument(
+            f"groups={groups!r} is not a function; give one of the batch, that tells the group of each row"
+        )
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return any(words in str(error) for words in ("out of memory", "can't allocate memory", "not enough memory"))
 
 
 def open_ledger(path: str | Path | None, facts: Mapping[str, Any]) -> Ledger:

@@ -1,11 +1,14 @@
-"""The private step: seven stages in one order, for every method.
+"""The private step: the stages in the order in which they run. This is the only copy of that order.
 
-    sampling -> norms -> clipping -> weighted sum -> noise -> optimizer -> accounting
+    sampling -> norms -> clipping -> weighted sum -> charge -> noise -> optimizer
 
-`absorb` takes one physical batch as far as its weighted sums; `release` charges the ledger, adds the noise of the
-whole logical batch, once, and moves the method's state on. `private_step` is the two in a row around a forward and
-backward pass; the drop-in API calls them from the user's own loop. Private values (norms, weights, sizes) live inside
-`absorb` and nowhere else; a `Partial` holds private sums and dies in `release`.
+`Stepper` is the step of one run. For each physical batch `begin` lets the engine record, the caller runs forward and
+backward, and `absorb` turns what was recorded into weights and weighted sums; `complete` charges the ledger, adds the
+noise of the whole logical batch, once, moves the method's state on, and hands the released gradient to the optimizer.
+`fit` and `private_step` call these in a row; the drop-in calls them from the user's own loop.
+
+Guarantee: private values (norms, weights, sizes) live inside `absorb` and nowhere else; a `Partial` holds private sums and
+dies in `complete`. The charge is on record before any noise of its step exists.
 """
 
 from __future__ import annotations
@@ -18,14 +21,16 @@ import torch
 from torch import Tensor
 
 from clipwise.accounting.ledger import Ledger
-from clipwise.noise import GaussianNoise
-from clipwise.norms import Bookkeeping, Tape
+from clipwise.noise import Noise
+from clipwise.norms import Bookkeeping, PlainEngine, PlainTape, Tape
 from clipwise.optim import hand_over
-from clipwise.plan import Plan
+from clipwise.plans import Plan
 from clipwise.sampling import PhysicalBatch
-from clipwise.types import Decision, Released
+from clipwise.types import Decision, LoopMisuse, Released
 
 _GRADIENT = "the gradient itself"  # beside the names of side queries
+
+Engine = Bookkeeping | PlainEngine
 
 
 class State(NamedTuple):
@@ -48,11 +53,100 @@ class Partial:
     side_gradients: dict[str, list[Tensor]] = field(default_factory=dict)
 
 
-def absorb(
-    plan: Plan, state: State, partial: Partial, tape: Tape, *, masked: bool = False, groups: Tensor | None = None
+class Stepper:
+    """The step of one run. `state` is where the run stands."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        state: State,
+        *,
+        engine: Engine,
+        noise: Noise,
+        ledger: Ledger,
+        optimizer: torch.optim.Optimizer,
+        groups: Callable[[Any], Tensor] | None = None,
+    ):
+        self.plan, self.state = plan, state
+        self.engine, self.noise, self.ledger, self.optimizer = engine, noise, ledger, optimizer
+        self._groups = groups
+        self._batch: PhysicalBatch | None = None
+        self._records: Any = None
+        self._partial = Partial()
+
+    @property
+    def waits(self) -> bool:
+        """Whether a batch has begun that was not absorbed."""
+        return self._batch is not None
+
+    @property
+    def rows(self) -> int:
+        """Of the batch that has begun: private, for whoever must begin it anew in smaller ones."""
+        return 0 if self._batch is None else self._batch.rows
+
+    def begin(self, batch: PhysicalBatch, records: Any) -> None:
+        """A physical batch begins: the engine records what the next forward and backward pass do."""
+        self.engine.open(batch.rows)
+        self._batch, self._records = batch, records
+
+    def absorb(self) -> bool:
+        """The batch's norms to weights, weights to sums. True when it was the last one of its logical batch."""
+        batch, records = self._batch, self._records
+        tape = self.engine.close()  # raises where there was no backward
+        if batch is None:
+            raise LoopMisuse("optimizer.step() came for a batch that is not from private.loader; nothing was changed")
+        groups = None if self._groups is None else self._groups(records)
+        clip_and_sum(self.plan, self.state, self._partial, tape, masked=batch.masked, groups=groups)
+        self._batch, self._records = None, None
+        return batch.last
+
+    def complete(self, take_step: Callable[[], Any]) -> Any:
+        """Charge, noise, the method's next state, the optimizer: once a logical batch."""
+        plan, state = self.plan, self.state
+        partial, self._partial = self._partial, Partial()
+        charge(plan, state, self.ledger)
+        released = add_noise(plan, state, partial, self.noise)
+        rate = plan.method.learning_rate(state.method)
+        self.state = State(state.step + 1, plan.method.update(state.method, released, plan.context, state.step))
+        hand_over(
+            self.optimizer,
+            self.engine.parameters,
+            released,
+            expected_batch_size=plan.expected_batch_size,
+            learning_rate=rate,
+        )
+        return take_step()
+
+    def drop(self) -> None:
+        """Forget what was summed of an unfinished logical batch."""
+        self._batch, self._records, self._partial = None, None, Partial()
+
+
+def private_step(
+    stepper: Stepper, batches: Iterable[tuple[PhysicalBatch, Any]], *, loss: Callable[[Any], Tensor]
+) -> State:
+    """One logical step over its physical batches. `loss(records)` is a batch's loss, reduced as the engine was told.
+
+    `clipwise.Run(...)` makes a stepper and the batches that belong to it; see docs/architecture.md.
+    """
+    for batch, records in batches:
+        stepper.begin(batch, records)
+        loss(records).backward()
+        stepper.absorb()
+    stepper.complete(stepper.optimizer.step)
+    return stepper.state
+
+
+def clip_and_sum(
+    plan: Plan,
+    state: State,
+    partial: Partial,
+    tape: Tape | PlainTape,
+    *,
+    masked: bool = False,
+    groups: Tensor | None = None,
 ) -> None:
-    """Stages 3 and 4 for one physical batch: norms to weights, weights to sums. Exact however the logical batch was
-    split."""
+    """Norms to weights, weights to sums, for one physical batch. Exact however the logical batch was split."""
     shrink = 1 - tape.slack
 
     def weigh(norms: Tensor, rows: slice) -> dict[str, Tensor]:
@@ -76,11 +170,15 @@ def absorb(
             partial.side_gradients[name] = _plus(partial.side_gradients.get(name, []), sums)
 
 
-def release(plan: Plan, state: State, partial: Partial, noise: GaussianNoise, ledger: Ledger) -> tuple[Released, State]:
-    """Stages 7 and 5: charge first, then noise; then the method's next state, from released values only."""
-    shares = plan.shares(state.step)
+def charge(plan: Plan, state: State, ledger: Ledger) -> None:
+    """The step on record, before its noise exists."""
     upcoming = plan.steps_per_epoch if plan.steps is None else max(1, plan.steps - state.step)
     ledger.charge(state.step, plan.event(state.step), upcoming=upcoming, later=plan.event)
+
+
+def add_noise(plan: Plan, state: State, partial: Partial, noise: Noise) -> Released:
+    """Noise on every sum of the step, and nothing else is released of it."""
+    shares = plan.shares(state.step)
     sides: dict[str, Tensor] = {}
     side_gradients: dict[str, tuple[Tensor, ...]] = {}
     for query in shares.sides:
@@ -89,42 +187,8 @@ def release(plan: Plan, state: State, partial: Partial, noise: GaussianNoise, le
             side_gradients[query.name] = noise.add(partial.side_gradients[query.name], std, step=state.step)
         else:
             sides[query.name] = noise.add([partial.sides[query.name]], std, step=state.step)[0]
-    scale = plan.method.noise_scale(state.method, sides, plan.context)
-    std = shares.gradient * scale
-    released = Released(noise.add(partial.gradient, std, step=state.step), sides, side_gradients, shares.gradient, std)
-    return released, State(state.step + 1, plan.method.update(state.method, released, plan.context, state.step))
-
-
-def private_step(
-    plan: Plan,
-    state: State,
-    batches: Iterable[tuple[PhysicalBatch, Any]],
-    *,
-    loss: Callable[[Any], Tensor],
-    engine: Bookkeeping,
-    noise: GaussianNoise,
-    ledger: Ledger,
-    optimizer: torch.optim.Optimizer,
-    groups: Callable[[Any], Tensor] | None = None,
-) -> State:
-    """One logical step over its physical batches. `loss(batch)` is the batch's loss, reduced as the engine was told;
-    `groups(batch)` the group of each record, for a method that wants it."""
-    partial = Partial()
-    for info, batch in batches:
-        engine.open(info.rows)
-        loss(batch).backward()
-        own = None if groups is None else groups(batch)
-        absorb(plan, state, partial, engine.close(), masked=info.masked, groups=own)
-    released, following = release(plan, state, partial, noise, ledger)
-    hand_over(
-        optimizer,
-        engine.parameters,
-        released,
-        expected_batch_size=plan.expected_batch_size,
-        learning_rate=plan.method.learning_rate(state.method),
-    )
-    optimizer.step()
-    return following
+    std = shares.gradient * plan.method.noise_scale(state.method, sides, plan.context)
+    return Released(noise.add(partial.gradient, std, step=state.step), sides, side_gradients, shares.gradient, std)
 
 
 def _plus(total: list[Tensor], more: list[Tensor]) -> list[Tensor]:

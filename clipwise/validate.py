@@ -6,7 +6,7 @@ No privacy check is an `assert`: they hold under `python -O` too.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from numbers import Real
 
 from clipwise.types import BadArgument
@@ -55,3 +55,10 @@ def choice(name: str, value: object, allowed: Collection[str]) -> str:
     if not isinstance(value, str) or value not in allowed:
         raise BadArgument(f"{name}={value!r} is not known; choose one of {', '.join(sorted(allowed))}")
     return value
+
+
+def mean_and_deviation(name: str, value: Sequence[float]) -> tuple[float, float]:
+    remedy = "give a mean and a standard deviation above 0 of the pixels, such as 0.1307 and 0.3081"
+    if len(value) != 2 or not math.isfinite(value[0]):
+        raise BadArgument(f"{name}={list(value)!r} is not two numbers; {remedy}")
+    return value[0], positive(name, value[1], remedy)

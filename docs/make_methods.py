@@ -16,8 +16,8 @@ import torch
 
 from clipwise.cli.methods import BATCH, NOISE, describe, guarantee_text, side_facts, tune_text
 from clipwise.clipping import METHODS, Context, make_method, method_options
-from clipwise.report import svg
-from clipwise.report.figures import Figure, Point, Series
+from clipwise.lab.report import svg
+from clipwise.lab.report.figures import Figure, Point, Series
 
 FOLDER = Path(__file__).parent / "methods"
 CONTEXT = Context(expected_batch_size=256.0, noise_multiplier=1.0, parameters=10_000, steps=1000, sample_rate=0.01)

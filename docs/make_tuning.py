@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from clipwise.accounting import StepEvent
-from clipwise.tuning import STRATEGIES
-from clipwise.tuning.calibrate import smallest_noise
-from clipwise.tuning.exponential import Exponential
-from clipwise.tuning.free import Public
+from clipwise.lab.tuning import STRATEGIES
+from clipwise.lab.tuning.calibrate import smallest_noise
+from clipwise.lab.tuning.exponential import Exponential
+from clipwise.lab.tuning.free import Public
 
 PAGE = Path(__file__).parent / "tuning.md"
 BEGIN, END = "<!-- made by docs/make_tuning.py -->\n", "<!-- end -->"

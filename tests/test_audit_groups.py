@@ -5,10 +5,10 @@ import dataclasses
 from dataclasses import dataclass
 
 import clipwise
-from clipwise.audit import audit_step
 from clipwise.clipping.dpsgd_f import DpsgdF
+from clipwise.lab.audit import audit_step
 from clipwise.noise import GaussianNoise
-from clipwise.plan import Plan, Shares
+from clipwise.plans import Plan, Shares
 from clipwise.types import Decision
 
 SHORT = {"steps": 8, "width": 400}  # of the statistics; the replay needs none

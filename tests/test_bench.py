@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from scipy import stats
 from typer.testing import CliRunner
 
-from clipwise.bench import clipping, compare, memory, peers, report, worker, workloads
-from clipwise.bench.compare import Effort
-from clipwise.bench.timing import Others, Times, time_interleaved
 from clipwise.cli import app
 from clipwise.clipping import METHODS
+from clipwise.lab.bench import clipping, compare, memory, peers, report, worker, workloads
+from clipwise.lab.bench.compare import Effort
+from clipwise.lab.bench.timing import Others, Times, time_interleaved
 from clipwise.norms.choice import Chooser
 
 TINY = workloads.WORKLOADS["tiny-b32"]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from clipwise.accounting.claims import rows
 from clipwise.cli import app
+from clipwise.lab.claims import rows
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "claims.md"
@@ -53,7 +53,7 @@ def test_people_get_tables_with_notes(tmp_path):
 
 def test_infinities_are_null_and_dashes_are_null():
     """Auto DP rows, without the cost of a whole paper: what the command does with one claim of each kind."""
-    from clipwise.accounting.claims import page
+    from clipwise.lab.claims import page
 
     row = next(row for row in rows("000") if row.func.__name__ == "_auto" and "Table 5" in row.args)
     section = page.sections([row()])[0]
@@ -114,11 +114,11 @@ def test_no_part_that_reports_a_guarantee_knows_the_claims():
                 names = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
                 names = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
-            if any(name.startswith("clipwise.accounting.claims") or name == ".claims" for name in names):
+            if any(name.startswith("clipwise.lab.claims") or name == ".claims" for name in names):
                 knowing.add(path.relative_to(ROOT).as_posix())
     assert knowing == ALLOWED
 
 
 def test_nothing_here_needs_torch():
-    code = "import sys, clipwise.accounting.claims.page; sys.exit('torch' in sys.modules)"
+    code = "import sys, clipwise.lab.claims.page; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

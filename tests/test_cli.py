@@ -17,7 +17,7 @@ import pytest
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
-import clipwise.configured_run
+import clipwise.training.execute
 from clipwise import __version__
 from clipwise.cli import app
 from clipwise.types import BudgetExhausted
@@ -282,9 +282,9 @@ def test_a_failed_run_keeps_its_folder_only_if_something_was_spent(monkeypatch):
         ledger.write_text("{}\n")
         raise RuntimeError("lost")
 
-    monkeypatch.setattr(clipwise.configured_run, "fit", nothing_spent)
+    monkeypatch.setattr(clipwise.training.execute, "fit", nothing_spent)
     assert refused(*QUICK, "--out", "a", code=1) == "none left"
-    monkeypatch.setattr(clipwise.configured_run, "fit", half_way)
+    monkeypatch.setattr(clipwise.training.execute, "fit", half_way)
     result = run(*QUICK, "--out", "a", "--json")
     assert result.exit_code == 1
     assert strict(result.stdout)["kind"] == "RuntimeError"
@@ -298,13 +298,13 @@ def test_a_failed_run_keeps_its_folder_only_if_something_was_spent(monkeypatch):
         ledger.write_text("{}\n")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(clipwise.configured_run, "fit", stopped)
+    monkeypatch.setattr(clipwise.training.execute, "fit", stopped)
     result = run(*QUICK, "--out", "c", "--json")
     assert result.exit_code == 1
     assert strict(result.stdout)["error"].startswith("interrupted")
     assert json.loads(Path("c/result.json").read_text())["error"].startswith("interrupted")
 
-    monkeypatch.setattr(clipwise.configured_run, "fit", half_way)
+    monkeypatch.setattr(clipwise.training.execute, "fit", half_way)
     debugged = run(*QUICK, "--out", "b", "--debug")
     assert debugged.exit_code == 1
     assert "Traceback" in debugged.stderr
@@ -312,14 +312,14 @@ def test_a_failed_run_keeps_its_folder_only_if_something_was_spent(monkeypatch):
 
 
 def test_a_run_that_diverges_keeps_what_it_has_and_says_why(monkeypatch):
-    plain = clipwise.configured_run.fit
+    plain = clipwise.training.execute.fit
 
     def diverges(model, *args, **options):
         done = plain(model, *args, **options)
         next(model.parameters()).data.fill_(math.inf)
         return done
 
-    monkeypatch.setattr(clipwise.configured_run, "fit", diverges)
+    monkeypatch.setattr(clipwise.training.execute, "fit", diverges)
     result = run(*QUICK, "--out", "a")
     assert result.exit_code == 1
     assert "no longer finite" in result.stderr

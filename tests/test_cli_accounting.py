@@ -12,7 +12,7 @@ import pytest
 from test_cli import _in_an_empty_folder, answer, refused, run  # noqa: F401  (the fixture is used by all)
 
 from clipwise.accounting import Ledger, PlannedRun, StepEvent, epsilon
-from clipwise.bench import accounting as bench_accounting
+from clipwise.lab.bench import accounting as bench_accounting
 from clipwise.schedules import make_schedule
 
 MNIST = ("--epochs", 100, "--batch", 64, "--samples", 60000)

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clipwise.config import TrainConfig, make_config, read_config
 from clipwise.data import DATASETS, Recipe
+from clipwise.training.config import make_config, read_config
+from clipwise.training.options import TrainConfig
+from clipwise.training.resolve import optimizer_of, resolve
 from clipwise.types import BadArgument
 
 value = st.one_of(
@@ -33,13 +35,19 @@ def test_round_trip(options, epsilon):
 
 
 def test_resolved_fills_every_option_and_reads_back():
-    config = make_config({"seed": 1, "out": "runs/x"}).resolved(dataset(1437))
-    assert (config.model, config.batch, config.epochs, config.lr, config.momentum) == ("mlp", 64, 5, 0.25, 0.9)
+    config = resolve(make_config({"seed": 1, "out": "runs/x"}), dataset(1437))
+    assert (config.model, config.expected_batch_size, config.epochs, config.lr, config.momentum) == (
+        "mlp",
+        64,
+        5,
+        0.25,
+        0.9,
+    )
     assert (config.epsilon, config.delta) == (3.0, 1e-5)
     assert config.method_options == {"threshold": 1.0}
     again = make_config(tomllib.loads(config.to_toml()))
     assert again == config.model_copy(update={"out": None})
-    assert again.resolved(dataset(1437)) == again
+    assert resolve(again, dataset(1437)) == again
 
 
 def test_a_recipe_whose_package_is_not_here_is_passed_over():
@@ -50,8 +58,8 @@ def test_a_recipe_whose_package_is_not_here_is_passed_over():
     assert [large.chosen(model) for model in ("bert", "mlp", "cnn")] == [large, small, other]
     alone = Recipe("scattering", 2048, 30, 0.5, for_others=False, instead=small)
     assert [alone.chosen(model) for model in (None, "scattering", "linear")] == [alone, alone, small]
-    found = make_config({"model": "mlp"}).resolved(SimpleNamespace(**vars(dataset(1437)) | {"recipe": large}))
-    assert (found.batch, found.epochs, found.lr) == (64, 5, 0.25)
+    found = resolve(make_config({"model": "mlp"}), SimpleNamespace(**vars(dataset(1437)) | {"recipe": large}))
+    assert (found.expected_batch_size, found.epochs, found.lr) == (64, 5, 0.25)
 
 
 def test_the_recommended_method_unless_one_is_named():
@@ -73,7 +81,7 @@ def test_no_seed_is_said():
 
 @pytest.mark.parametrize(("records", "delta"), [(10, 1e-5), (60_000, 1e-5), (100_000, 1e-6), (2_000_000, 1e-7)])
 def test_default_delta_is_below_one_over_the_records(records, delta):
-    found = TrainConfig(batch=1).resolved(dataset(records)).delta
+    found = resolve(TrainConfig(batch=1), dataset(records)).delta
     assert found == pytest.approx(delta)
     assert found < 1 / records
 
@@ -89,7 +97,7 @@ def test_default_delta_is_below_one_over_the_records(records, delta):
 )
 def test_what_the_data_rules_out(options, message):
     with pytest.raises(BadArgument, match=message):
-        make_config(options).resolved(dataset(1000))
+        resolve(make_config(options), dataset(1000))
 
 
 BAD = [
@@ -189,6 +197,6 @@ def test_yaml_without_pyyaml(tmp_path, monkeypatch):
 def test_optimizer(options, kind, expected):
     import torch
 
-    made = make_config(options).resolved(dataset(1000)).make_optimizer([torch.nn.Parameter(torch.zeros(1))])
+    made = optimizer_of(resolve(make_config(options), dataset(1000)))([torch.nn.Parameter(torch.zeros(1))])
     assert type(made).__name__ == kind
     assert {name: made.param_groups[0][name] for name in expected} == expected

@@ -188,7 +188,7 @@ def test_gradient_is_the_clipped_sum_over_the_expected_batch_size(reduction, mos
     model = network()
     twin = copy.deepcopy(model)
     private = attach(model, loss_reduction=reduction, max_physical_batch=most, threshold=0.5, engine=engine)
-    private.run.noise = Frozen(private.run.noise._key)
+    private.run.stepper.noise = Frozen(private.run.noise._key)
     seen = []
     for x, y in private.loader:
         private.optimizer.zero_grad()
@@ -293,7 +293,7 @@ def test_empty_batches_release_noise_and_are_charged():
             break
     assert not torch.equal(before, weights(private.model))
     assert sum(event.count for event in private.run.ledger.events()) == 5
-    private.run.noise = Frozen(private.run.noise._key)
+    private.run.stepper.noise = Frozen(private.run.noise._key)
     for x, y in private.loader:
         private.optimizer.zero_grad()
         F.cross_entropy(private.model(x), y).backward()
@@ -322,7 +322,7 @@ def test_a_hostile_record_contributes_at_most_the_bound(value, most):
             max_physical_batch=most,
             threshold=0.5,
         )
-        private.run.noise = Frozen(private.run.noise._key)
+        private.run.stepper.noise = Frozen(private.run.noise._key)
         for bx, by in private.loader:
             private.optimizer.zero_grad()
             F.cross_entropy(private.model(bx), by).backward()

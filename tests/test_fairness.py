@@ -15,8 +15,9 @@ import clipwise
 from clipwise.accounting import StepEvent, epsilon
 from clipwise.accounting.ledger import Ledger
 from clipwise.cli import app
+from clipwise.fairness.after_training import clipped_counts, group_counts
 from clipwise.fairness.evaluate import Answers, ask, figures_by_group
-from clipwise.train import fit
+from clipwise.loop.fit import fit
 from clipwise.types import BadArgument, Unsupported
 
 SMALL = ("--model", "linear", "--epochs", "1", "--batch", "500", "--accountant", "rdp", "--seed", "7")
@@ -148,9 +149,16 @@ def tiny(**options):
     x = torch.randn(120, 3)
     data = TensorDataset(x, (x[:, 0] > 0).long(), torch.arange(120) % 2)
     settings = {"delta": 1e-4, "epochs": 1, "expected_batch_size": 40, "seed": 0, "accountant": "rdp"}
-    return fit(
-        nn.Linear(3, 2), data, **{**settings, "groups": lambda batch: batch[2], "number_of_groups": 2, **options}
-    )
+    by = {"groups": options.pop("groups", third), "number_of_groups": options.pop("number_of_groups", 2)}
+    after = [make(options.pop(name), **by) for name, make in COUNTS.items() if name in options]
+    return fit(nn.Linear(3, 2), data, after=after, **settings, **options)
+
+
+def third(batch):
+    return batch[2]
+
+
+COUNTS = {"group_counts": group_counts, "clipped_counts": clipped_counts}
 
 
 def test_counts_come_out_of_the_same_budget():
@@ -160,8 +168,8 @@ def test_counts_come_out_of_the_same_budget():
     assert with_counts.epsilon <= 2.0
     assert with_counts.epsilon == pytest.approx(2.0, rel=1e-3)
     assert (with_counts.steps, without.steps) == (4, 3)
-    assert len(with_counts.group_counts.yes) == 2
-    assert without.group_counts is None
+    assert len(with_counts.released["group_counts"].yes) == 2
+    assert not without.released
     # At the same noise, the release adds what one unsampled Gaussian costs.
     same = tiny(noise_multiplier=without.noise_multiplier, group_counts=6.0)
     events = [StepEvent(same.sample_rate, same.noise_multiplier, 3), StepEvent(1.0, 6.0)]
@@ -180,9 +188,7 @@ def test_clipped_counts_by_hand():
         model,
         data,
         noise_multiplier=1.0,
-        groups=lambda batch: batch[2],
-        number_of_groups=2,
-        clipped_counts=1e-3,
+        after=[clipped_counts(1e-3, groups=third, number_of_groups=2)],
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0),
         method_options={"threshold": 1.3},
         **options,
@@ -192,9 +198,9 @@ def test_clipped_counts_by_hand():
     norms = shares.norm(dim=1) * rows.norm(dim=1)
     above = norms > 1.3
     by_hand = [int(above[data.tensors[2] == g].sum()) for g in (0, 1)]
-    assert found.clipped_counts.yes == pytest.approx(by_hand, abs=0.05)
+    assert found.released["clipped_counts"].yes == pytest.approx(by_hand, abs=0.05)
     assert 5 < min(by_hand) < max(by_hand) < 55
-    assert found.group_counts is None
+    assert list(found.released) == ["clipped_counts"]
     assert found.method_state.threshold == 1.3
     assert "forward" not in model.__dict__
 

@@ -50,7 +50,7 @@ def folder(trained, tmp_path):
 @pytest.fixture
 def quick_pictures(monkeypatch):
     """For tests of the page alone: drawing PNGs is most of the time of a report."""
-    monkeypatch.setattr("clipwise.report.run_report.png", lambda figure: figure.title.encode())
+    monkeypatch.setattr("clipwise.lab.report.run_report.png", lambda figure: figure.title.encode())
 
 
 @pytest.fixture(scope="module")

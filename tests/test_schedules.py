@@ -9,10 +9,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import clipwise
+from clipwise import plans
 from clipwise.accounting import StepEvent, epsilon, gradient_share, joint_noise_multiplier
 from clipwise.clipping import METHODS, make_method
+from clipwise.mechanism import Mechanism, make
 from clipwise.noise import GaussianNoise
-from clipwise.plan import make_plan
 from clipwise.types import BadArgument, BudgetExhausted
 
 DATA = TensorDataset(torch.randn(60, 3), torch.randint(0, 2, (60,)))
@@ -44,20 +45,16 @@ def one_epoch(private, optimizer):
 
 
 def plan(method="fixed", **options):
-    given = {"epsilon": None, "noise_multiplier": 1.0, "delta": 1e-5, "epochs": 10, "accountant": "best", "size": None}
-    return make_plan(
-        method=make_method(method) if isinstance(method, str) else method,
-        parameters=10,
-        sample_rate=0.1,
-        expected_batch_size=1000.0,
-        **{**given, **options},
-    )
+    given = {"epsilon": None, "noise_multiplier": 1.0, "delta": 1e-5, "epochs": 10, "accountant": "best"}
+    given |= {"sample_rate": 0.1, "expected_batch_size": 1000.0}
+    method = make_method(method) if isinstance(method, str) else method
+    return plans.make(make(Mechanism, {"method": method, **given, **options}), plans.Facts(size=10_000, parameters=10))
 
 
 def test_the_noise_that_is_drawn_is_the_noise_that_is_charged():
     """Three steps an epoch; C = 0.5, sigma_0 = 2; the step schedule halves sigma^2 each epoch."""
     private, optimizer = attached(threshold=0.5, schedule="step:decay=0.25,every=1")
-    private.run.noise = watched = Watched()
+    private.run.stepper.noise = watched = Watched()
     for _ in range(3):
         one_epoch(private, optimizer)
     assert watched.stds == pytest.approx([1.0] * 3 + [0.5] * 3 + [0.25] * 3)
@@ -142,7 +139,7 @@ def test_auto_dp_is_refused_unless_allowed_by_name():
 
 def test_auto_dp_runs_with_infinite_epsilon_and_a_claimed_one():
     private, optimizer = attached(method="auto-dp", allow_unsound=True, delta=1e-3, scale=2.0)
-    private.run.noise = watched = Watched()
+    private.run.stepper.noise = watched = Watched()
     one_epoch(private, optimizer)
     assert private.epsilon() == math.inf
     statement = private.statement()

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from clipwise.cli import app
 from clipwise.data.names import NAMES
-from clipwise.report.study_report import write_study_report
-from clipwise.study import Watcher, read_study, run_study, summarise, to_markdown
-from clipwise.study.runner import append_line, read_results
+from clipwise.lab.report.study_report import write_study_report
+from clipwise.lab.results import append_line, read_results
+from clipwise.lab.study import Watcher, read_study, run_study, summarise, to_markdown
 from clipwise.types import BadArgument
 
 TWO_BY_TWO = """

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from clipwise.cli import app
 from clipwise.clipping import METHODS, make_method
-from clipwise.study import make_study, read_study
+from clipwise.lab.study import make_study, read_study
 
 FILES = sorted((Path(__file__).parent.parent / "studies").glob("*.toml"))
 

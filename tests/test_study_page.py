@@ -5,8 +5,8 @@ import json
 import pytest
 from browser import CHROMIUM, Browser
 
-from clipwise.report.study_report import write_study_report
-from clipwise.study import make_study
+from clipwise.lab.report.study_report import write_study_report
+from clipwise.lab.study import make_study
 
 PUBLISHED = {"1": 91.5, "4": 95.25}
 

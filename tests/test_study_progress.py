@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from clipwise.cli.study_progress import Estimate, Progress
-from clipwise.study import Outcome, make_study
+from clipwise.lab.study import Outcome, make_study
 
 VALUES = {
     "title": "small",

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from clipwise.accounting import StepEvent, epsilon
-from clipwise.report.study_report import write_study_report
-from clipwise.study import read_study, run_study, to_markdown
-from clipwise.study.shared import shared_plan
+from clipwise.lab.report.study_report import write_study_report
+from clipwise.lab.study import read_study, run_study, to_markdown
+from clipwise.lab.study.shared import shared_plan
 from clipwise.types import BadArgument
 
 FILE = """

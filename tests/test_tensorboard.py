@@ -9,7 +9,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from typer.testing import CliRunner
 
 from clipwise.cli import app
-from clipwise.report.tensorboard import EventLog
+from clipwise.training.tensorboard import EventLog
 from clipwise.types import BadArgument
 
 SMALL = ("--model", "linear", "--epochs", "2", "--batch", "300", "--accountant", "rdp", "--seed", "1")

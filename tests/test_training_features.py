@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 
 import clipwise
 from clipwise.cli import app
-from clipwise.config import make_config
 from clipwise.data import Recipe
 from clipwise.optim import AdamWOSM
+from clipwise.training.config import make_config
+from clipwise.training.resolve import resolve
 from clipwise.types import BadArgument
 
 QUICK = ("train", "--noise-multiplier", "5", "--epochs", "2", "--batch", "500", "--accountant", "rdp", "--seed", "7")
@@ -123,14 +124,14 @@ def dataset(**more):
 
 def test_config_round_trip():
     options = {"loss": "focal:gamma=1", "lr_schedule": "one-cycle:max_lr=0.5", "freeze": "but:3.", "seed": 1}
-    config = make_config(options).resolved(dataset())
+    config = resolve(make_config(options), dataset())
     assert (config.loss, config.lr_schedule) == ("focal:gamma=1.0", "one-cycle:max_lr=0.5")
     again = make_config(tomllib.loads(config.to_toml()))
     assert again == config
-    assert again.resolved(dataset()) == again
-    plain = make_config({}).resolved(dataset())
+    assert resolve(again, dataset()) == again
+    plain = resolve(make_config({}), dataset())
     assert (plain.loss, plain.lr_schedule, plain.freeze, plain.pretrained) == ("cross-entropy", "none", "none", None)
-    assert make_config({"model": "autoencoder"}).resolved(dataset()).loss == "squared-error"
+    assert resolve(make_config({"model": "autoencoder"}), dataset()).loss == "squared-error"
 
 
 @pytest.mark.parametrize(
@@ -160,7 +161,7 @@ def test_refused_before_any_data_is_read(options, message):
 )
 def test_refused_for_this_data(options, message):
     with pytest.raises(BadArgument, match=message):
-        make_config(options).resolved(dataset())
+        resolve(make_config(options), dataset())
 
 
 # -- clipwise train --------------------------------------------------------------------------------------------------------

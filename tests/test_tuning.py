@@ -16,12 +16,12 @@ import clipwise
 from clipwise.accounting import Ledger, epsilon
 from clipwise.cli import output
 from clipwise.data import load
-from clipwise.report.statement import shown_epsilon
-from clipwise.study.processes import Ended
-from clipwise.tuning.executors import EXECUTORS
-from clipwise.tuning.runner import finish
-from clipwise.tuning.search import prepare
-from clipwise.tuning.trial import Part, Spec, count_errors, pieces, run_trial
+from clipwise.lab.processes import Ended
+from clipwise.lab.tuning.executors import EXECUTORS
+from clipwise.lab.tuning.runner import finish
+from clipwise.lab.tuning.search import prepare
+from clipwise.lab.tuning.trial import Part, Spec, count_errors, pieces, run_trial
+from clipwise.statement import shown_epsilon
 from clipwise.types import BadArgument, ClipwiseError
 
 OPTIONS = {"data": "digits", "model": "linear", "epochs": 1, "batch": 256}
@@ -267,7 +267,7 @@ def test_going_on_draws_scores_and_chooses_once(in_process, tmp_path, how, monke
     total = len(executor.specs)
     secret = "secret" if how.get("strategy") == "repeat-select" else "."
     scores, ends = [], iter([cut, finish])  # the first time, it is cut between the choice and its copy
-    monkeypatch.setattr("clipwise.tuning.runner.finish", lambda *about: next(ends)(*about))
+    monkeypatch.setattr("clipwise.lab.tuning.runner.finish", lambda *about: next(ends)(*about))
     for attempt in range(2 * total + 2):
         in_process({1: ("cut early", "cut unheard")[attempt % 2]})
         try:
@@ -329,7 +329,7 @@ def test_a_search_that_was_really_killed_goes_on(tmp_path):
 
 
 def page_of(folder):
-    from clipwise.report.run_report import write_run_report
+    from clipwise.lab.report.run_report import write_run_report
 
     written = write_run_report(folder)
     return written.page.read_text(), written.record
@@ -392,7 +392,7 @@ def test_the_page_stamps_what_was_not_charged_and_a_cut_search_says_so(in_proces
 
 def test_draws_of_optuna_do_not_look_at_scores():
     pytest.importorskip("optuna")
-    from clipwise.tuning.candidates import Range, make_candidates
+    from clipwise.lab.tuning.candidates import Range, make_candidates
 
     space = {"lr": Range(0.01, 1.0, log=True), "threshold": [0.1, 1.0]}
     for draw in ("random", "quasi-random"):

@@ -11,8 +11,8 @@ import pytest
 
 import clipwise
 from clipwise.accounting import Ledger, epsilon
-from clipwise.tuning.executors import get_executor
-from clipwise.tuning.trial import Spec, run_trial
+from clipwise.lab.tuning.executors import get_executor
+from clipwise.lab.tuning.trial import Spec, run_trial
 from clipwise.types import BadArgument
 
 OPTIONS = {"data": "digits", "model": "linear", "epochs": 2, "batch": 4, "seed": 6}
@@ -71,7 +71,7 @@ def test_workers_of_ray_are_killed_in_the_middle(tmp_path):
 
 
 def _spec(tmp_path, config):
-    from clipwise.config import make_config, read_config
+    from clipwise.training.config import make_config, read_config
 
     spec = tmp_path / "here.json"
     spec.write_text(Spec(make_config(read_config(config)), str(tmp_path / "here"), None).to_json())
@@ -81,6 +81,6 @@ def _spec(tmp_path, config):
 def test_an_unknown_or_missing_executor_is_refused(monkeypatch):
     with pytest.raises(BadArgument, match="executor='slurm'"):
         get_executor("slurm")
-    monkeypatch.setattr("clipwise.tuning.executors.find_spec", lambda _: None)
+    monkeypatch.setattr("clipwise.lab.tuning.executors.find_spec", lambda _: None)
     with pytest.raises(BadArgument, match=r"clipwise\[ray\]"):
         get_executor("ray")

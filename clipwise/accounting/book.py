@@ -27,7 +27,7 @@ from clipwise.types import ClipwiseError
 
 SCHEMA = 2
 LARGEST_NOISE = 1e6  # beyond this a multiplier is a typing error or an attack, not a training run
-_KINDS: dict[str, type[Event]] = {"poisson": StepEvent, "fixed size": FixedSizeEvent}
+_KINDS: dict[str, type[Event]] = {"poisson": StepEvent, "fixed-size": FixedSizeEvent}
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 _COST = {"sample_rate", "noise_multiplier"}
 _FIELDS: dict[int, dict[str, set[str]]] = {

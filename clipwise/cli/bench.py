@@ -17,7 +17,7 @@ from clipwise.cli import output
 from clipwise.types import BadArgument
 
 if TYPE_CHECKING:
-    from clipwise.bench.compare import Comparison
+    from clipwise.lab.bench.compare import Comparison
 
 
 _AGAINST = "plain,opacus"
@@ -60,8 +60,8 @@ def bench(
             raise BadArgument(f"against={against!r}: --methods compares our methods with `fixed`; leave it out")
         _bench_methods(models, rounds, quick, markdown, as_json)
         return
-    from clipwise.bench import report, workloads
-    from clipwise.bench.compare import QUICK, Effort, compare, methods_against
+    from clipwise.lab.bench import report, workloads
+    from clipwise.lab.bench.compare import QUICK, Effort, compare, methods_against
 
     peers, notices = methods_against(_names("against", against))
     chosen = workloads.choose(None if models is None else _names("models", models), quick=quick)
@@ -90,7 +90,7 @@ def bench(
 def _bench_accounting(quick: bool, markdown: Path | None, as_json: bool) -> None:
     import dataclasses
 
-    from clipwise.bench import accounting
+    from clipwise.lab.bench import accounting
 
     with _shown(as_json) as show:
         timings = accounting.measure(accounting.QUICK if quick else accounting.CASES, show)
@@ -122,10 +122,10 @@ def _shown(quiet: bool) -> Iterator[Callable[[str, float], None]]:
 
 def _bench_methods(models: str | None, rounds: int | None, quick: bool, markdown: Path | None, as_json: bool) -> None:
     from clipwise import validate
-    from clipwise.bench import clipping, report
-    from clipwise.bench.compare import compare_clipping
-    from clipwise.bench.workloads import WORKLOADS
     from clipwise.clipping import METHODS
+    from clipwise.lab.bench import clipping, report
+    from clipwise.lab.bench.compare import compare_clipping
+    from clipwise.lab.bench.workloads import WORKLOADS
 
     chosen = clipping.MODELS[1 if quick else 0 :] if models is None else _names("models", models)
     for name in chosen:
@@ -144,7 +144,7 @@ def _bench_methods(models: str | None, rounds: int | None, quick: bool, markdown
 
 
 def _print(comparison: Comparison, console: Console) -> None:
-    from clipwise.bench import report
+    from clipwise.lab.bench import report
 
     for section in report.sections(comparison):
         output.print_table(section.title, section.columns, section.cells)

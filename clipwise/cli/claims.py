@@ -18,7 +18,7 @@ from clipwise.cli import output
 from clipwise.types import BadArgument
 
 if TYPE_CHECKING:
-    from clipwise.accounting.claims.page import Section
+    from clipwise.lab.claims.page import Section
 
 _WIDE = 160  # columns in which the inputs of a row fit beside its figures
 
@@ -34,7 +34,7 @@ def claims(
 
     An honest figure is null in JSON where no finite epsilon holds; for RDP also above 100, where it is not trusted.
     """
-    from clipwise.accounting.claims import PAPERS, page, rows
+    from clipwise.lab.claims import PAPERS, page, rows
 
     todo = rows(paper)
     if markdown is not None and not markdown.resolve().parent.is_dir():
@@ -66,7 +66,7 @@ def claims(
 
 def _print(out: Console, section: Section) -> None:
     """In a narrow terminal without the inputs of single rows, which --json and --markdown have."""
-    from clipwise.accounting.claims import page
+    from clipwise.lab.claims import page
 
     columns = [name for name in page.COLUMNS if name != "inputs" or out.width >= _WIDE]
     table = Table(title=section.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)

@@ -16,8 +16,8 @@ from clipwise.cli.study import run_and_tell, some_failed
 from clipwise.types import BadArgument
 
 if TYPE_CHECKING:
-    from clipwise.fairness.study import Pair
-    from clipwise.study import Study
+    from clipwise.lab.fairness.study import Pair
+    from clipwise.lab.study import Study
 
 METHODS = "fixed,dpsgd-f,global,global-adapt,global-adapt-v2"
 
@@ -50,10 +50,10 @@ def fairness(
     as_json: output.JsonOption = False,
 ) -> None:
     """Compare methods by what privacy costs each group: a table, JSON and pictures, with intervals."""
-    from clipwise.fairness import show
-    from clipwise.fairness.study import compare
-    from clipwise.report import grouped_bars, plots
-    from clipwise.run_folder import finite
+    from clipwise.lab.fairness import show
+    from clipwise.lab.fairness.study import compare
+    from clipwise.lab.report import grouped_bars, plots
+    from clipwise.training.folder import finite
 
     options = {"data": data, "model": model, "epochs": epochs, "batch": batch, "lr": lr, "delta": delta}
     options = {name: value for name, value in options.items() if value is not None}
@@ -120,7 +120,7 @@ def fairness(
 
 
 def _from_file(file: Path, quick: bool) -> Study:
-    from clipwise.study import read_study
+    from clipwise.lab.study import read_study
 
     made = read_study(file, quick=quick)
     if not any(trial.config.epsilon == float("inf") for trial in made.trials):
@@ -132,8 +132,8 @@ def _from_file(file: Path, quick: bool) -> Study:
 
 def _from_options(options: Mapping[str, Any], methods: str, epsilon: str, seeds: int, group_by: str | None) -> Study:
     from clipwise import validate
-    from clipwise.fairness.study import WITHOUT
-    from clipwise.study import make_study
+    from clipwise.lab.fairness.study import WITHOUT
+    from clipwise.lab.study import make_study
 
     common = {"data": "unbalanced-mnist", **options, **({} if group_by is None else {"group_by": group_by})}
     name = f"fairness-{Path(common['data']).stem}"
@@ -159,7 +159,7 @@ def _from_options(options: Mapping[str, Any], methods: str, epsilon: str, seeds:
 def _check_groups(study: Study, texts: list[str]) -> tuple[str, list[Pair]]:
     """The grouping of the study and the pairs to compare, before anything runs."""
     from clipwise.data import DATASETS, is_file, load
-    from clipwise.fairness.grouping import BY_CLASS, find_grouping, group_index
+    from clipwise.data.grouping import BY_CLASS, find_grouping, group_index
 
     asked = {trial.config.group_by for trial in study.trials}
     if len(asked) > 1:

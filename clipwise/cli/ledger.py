@@ -51,7 +51,7 @@ def ledger(
     for each in delta or ():
         check_delta(each)
     if plot is not None:
-        from clipwise.report.pictures import check_file
+        from clipwise.lab.report.pictures import check_file
 
         check_file("plot", plot)
     anchor = head or stated
@@ -64,7 +64,7 @@ def ledger(
     budget = [_spent(history, each, target, accountant) for each in deltas]
     curve = history.curve(deltas[0], accountant, points) if points else []
     if plot is not None:
-        from clipwise.report.pictures import plot_curve
+        from clipwise.lab.report.pictures import plot_curve
 
         plot_curve(plot, curve or history.curve(deltas[0], accountant), deltas[0], target)
     if as_json:
@@ -78,7 +78,7 @@ def ledger(
 def _ledger_file(run: Path) -> tuple[Path, str | None]:
     """The ledger, and the line that the folder's statement, or the result of a run that failed, says it contains."""
     if run.is_dir():
-        from clipwise.report.run_record import anchor
+        from clipwise.lab.report.run_record import anchor
 
         file = run / "ledger.jsonl"
         if not file.is_file():

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from clipwise.run_folder import finite
+from clipwise.training.folder import finite
 
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object and nothing else (an infinite epsilon is null).")

@@ -31,7 +31,7 @@ def plot_schedule(
     from clipwise import validate
     from clipwise.accounting import planned_steps
     from clipwise.cli.run_options import rate_of
-    from clipwise.report.pictures import check_file, plot_schedules
+    from clipwise.lab.report.pictures import check_file, plot_schedules
     from clipwise.schedules import KINDS, make_schedule
 
     check_file("out", out)

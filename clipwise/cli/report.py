@@ -18,8 +18,8 @@ def report(
     as_json: output.JsonOption = False,
 ) -> None:
     """Draw a run or a study: one HTML page that opens from disk, and a PNG of each chart."""
-    from clipwise.report.run_report import write_run_report
-    from clipwise.report.study_report import is_study, write_study_report
+    from clipwise.lab.report.run_report import write_run_report
+    from clipwise.lab.report.study_report import is_study, write_study_report
 
     if is_study(run):
         drawn = write_study_report(run, out)

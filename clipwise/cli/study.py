@@ -16,7 +16,7 @@ from clipwise.cli import output
 from clipwise.types import BadArgument, ClipwiseError
 
 if TYPE_CHECKING:
-    from clipwise.study import Outcome, Study
+    from clipwise.lab.study import Outcome, Study
 
 
 def study(
@@ -33,8 +33,8 @@ def study(
     as_json: output.JsonOption = False,
 ) -> None:
     """Run a grid of methods, budgets, data sets and seeds; killed, it goes on where it stopped."""
-    from clipwise.report.study_report import write_study_report
-    from clipwise.study import read_study, to_markdown
+    from clipwise.lab.report.study_report import write_study_report
+    from clipwise.lab.study import read_study, to_markdown
 
     if listed:
         _list(file or Path("studies"), as_json)
@@ -67,7 +67,7 @@ def study(
 
 
 def _publish(where: Path, name: str, table: str, lines: list[dict[str, Any]], pictures: dict[Path, str]) -> None:
-    from clipwise.report.figures import in_markdown
+    from clipwise.lab.report.figures import in_markdown
 
     where.mkdir(parents=True, exist_ok=True)
     shown = [in_markdown(f"{name}-{picture.name}", alt) for picture, alt in pictures.items()]
@@ -81,7 +81,7 @@ def _publish(where: Path, name: str, table: str, lines: list[dict[str, Any]], pi
 def run_and_tell(made: Study, folder: Path, jobs: int | None) -> tuple[list[dict[str, Any]], list[Outcome]]:
     """Run what is missing of a study, and show on stderr how it goes."""
     from clipwise.cli.study_progress import Progress
-    from clipwise.study import run_study
+    from clipwise.lab.study import run_study
 
     jobs = jobs or os.cpu_count() or 1
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the runs under way, as Ctrl-C does
@@ -99,7 +99,7 @@ def some_failed(made: Study, failures: list[Outcome]) -> ClipwiseError:
 
 def _list(folder: Path, as_json: bool) -> None:
     """What each file compares with, what differs, how many runs it has and how long they take."""
-    from clipwise.study import read_study
+    from clipwise.lab.study import read_study
 
     files = [folder] if folder.is_file() else sorted(folder.glob("*.toml"))
     if not files:

@@ -15,8 +15,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from clipwise.study import Outcome, Study, Trial, Watcher, accuracy_so_far
-from clipwise.study.table import heading
+from clipwise.lab.study import Outcome, Study, Trial, Watcher, accuracy_so_far
+from clipwise.lab.study.table import heading
 
 
 class Estimate:

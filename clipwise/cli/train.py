@@ -16,165 +16,62 @@ from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from clipwise.cli import output
-from clipwise.report.statement import shown_epsilon
+from clipwise.cli.options import takes_run_options
+from clipwise.statement import shown_epsilon
+from clipwise.training.options import TrainConfig
 from clipwise.types import BadArgument
 
 if TYPE_CHECKING:
-    from clipwise.run_folder import RunFolder
+    from clipwise.training.folder import RunFolder
 
 
+@takes_run_options(but=("method_options", "ranges", "standardize", "tensorboard"))
 def train(
-    data: Annotated[str | None, typer.Option(help="A name from `clipwise data`, or a .npz or .csv file.")] = None,
-    label: Annotated[str | None, typer.Option(help="The label column of a .csv file.")] = None,
-    classes: Annotated[int | None, typer.Option(help="Number of classes of your own file, as a public figure.")] = None,
-    ranges: Annotated[
-        list[str] | None,
-        typer.Option("--range", help="Public range of the features, LOW:HIGH or COLUMN=LOW:HIGH, mapped to 0..1."),
-    ] = None,
-    test_fraction: Annotated[float | None, typer.Option(help="Held out of your own file for testing.")] = None,
-    standardize: Annotated[
-        str | None, typer.Option(help="Of images: MEAN:DEVIATION of the pixels, as public figures.")
-    ] = None,
-    vocabulary: Annotated[
-        str | None,
-        typer.Option(
-            help="Of texts: hashed, training (not private), or a public text file; perhaps with a size, hashed:8192."
-        ),
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="A name from `clipwise models`.")] = None,
-    pretrained: Annotated[
-        str | None, typer.Option(help="Public weights to start from: a file, a folder or an installed package.")
-    ] = None,
-    freeze: Annotated[
-        str | None, typer.Option(help="What is not trained: none, features, ... or but:NAME,NAME (see docs/models.md).")
-    ] = None,
-    loss: Annotated[
-        str | None,
-        typer.Option(help="cross-entropy, focal:gamma=2,alpha=0.25 or squared-error; the model's by default."),
-    ] = None,
-    method: Annotated[str | None, typer.Option(help="A name from `clipwise methods`.")] = None,
+    *,
     threshold: Annotated[float | None, typer.Option(help="Short for --method-option threshold=VALUE.")] = None,
     method_option: Annotated[list[str] | None, typer.Option(help="An option of the method, NAME=VALUE.")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="The budget; inf trains without privacy.")] = None,
-    noise_multiplier: Annotated[float | None, typer.Option(help="Noise std / l2 bound, instead of --epsilon.")] = None,
-    delta: Annotated[float | None, typer.Option(help="Below 1 / number of records.")] = None,
-    schedule: Annotated[
-        str | None,
-        typer.Option(help="Of the noise: constant, linear, time, step, exponential, dynamic or levels:1,0.9,..."),
-    ] = None,
     decay: Annotated[float | None, typer.Option(help="R of the schedule.")] = None,
     every: Annotated[int | None, typer.Option(help="D of the step schedule, in epochs.")] = None,
-    allow_unsound: Annotated[
-        bool | None,
-        typer.Option("--allow-unsound", help="Run a method without a valid guarantee; epsilon is infinite."),
+    ranges: Annotated[
+        list[str] | None, typer.Option("--range", help=TrainConfig.model_fields["ranges"].description)
     ] = None,
-    group_by: Annotated[
-        str | None, typer.Option(help="Groups to report on: class, one that the data set has, or a column of numbers.")
-    ] = None,
-    group_counts: Annotated[
-        float | None,
-        typer.Option(help="Release accuracy by group on training records with this noise std, from the same budget."),
-    ] = None,
-    clipped_counts: Annotated[
-        float | None,
-        typer.Option(help="Release how many training records of each group are clipped, in the same way."),
-    ] = None,
-    unsafe_diagnostics: Annotated[
-        bool | None,
-        typer.Option("--unsafe-diagnostics", help="Print exact figures on training records: not private."),
-    ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Expected passes over the data.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Expected batch size.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
-    lr_schedule: Annotated[
-        str | None,
-        typer.Option(
-            help="none, step, multi-step, constant, linear, exponential, polynomial, cosine, cosine-restarts, cyclic, one-cycle or plateau; with options, one-cycle:max_lr=0.01."
-        ),
-    ] = None,
-    optimizer: Annotated[str | None, typer.Option(help="sgd, adam, adamw, rmsprop or adam-wosm.")] = None,
-    momentum: Annotated[float | None, typer.Option(help="Of sgd or rmsprop.")] = None,
-    weight_decay: Annotated[float | None, typer.Option(help="L2 penalty.")] = None,
-    average_weights: Annotated[
-        float | None,
-        typer.Option(
-            help="Release a moving average of the weights with this decay, such as 0.99: it costs no privacy."
-        ),
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="For studies; without one, randomness is the system's own.")] = None,
-    accountant: Annotated[str | None, typer.Option(help="rdp, pld, or best (the smaller of the two).")] = None,
-    max_physical_batch: Annotated[
-        int | None, typer.Option(help="Records in memory at once; results are equal.")
-    ] = None,
+    standardize: Annotated[str | None, typer.Option(help=TrainConfig.model_fields["standardize"].description)] = None,
     tensorboard: Annotated[
-        str | None,
-        typer.Option(
-            metavar="[DIR]",
-            help="Also log for TensorBoard, public and released values only: in the run folder, or in DIR.",
-        ),
+        str | None, typer.Option(metavar="[DIR]", help=TrainConfig.model_fields["tensorboard"].description)
     ] = None,
-    out: Annotated[str | None, typer.Option(help="The run folder; it must not exist yet.")] = None,
     config: Annotated[Path | None, typer.Option(help="A .toml or .yaml file of options; those given here win.")] = None,
     as_json: output.JsonOption = False,
+    **given: Any,
 ) -> None:
     """Train a model privately. Every option has a default: `clipwise train` alone is the demo."""
-    from clipwise.config import make_config, read_config
     from clipwise.schedules import written
+    from clipwise.training.config import make_config, read_config
 
     options = dict(map(parse_option, method_option or []))
     if threshold is not None:
         options["threshold"] = threshold
-    given = {
-        "data": data,
-        "label": label,
-        "classes": classes,
-        "ranges": dict(map(_range, ranges)) if ranges else None,
-        "test_fraction": test_fraction,
-        "standardize": None if standardize is None else _mean_and_deviation(standardize),
-        "vocabulary": vocabulary,
-        "model": model,
-        "pretrained": pretrained,
-        "freeze": freeze,
-        "loss": loss,
-        "method": method,
+    given |= {
         "method_options": options or None,
-        "epsilon": epsilon,
-        "noise_multiplier": noise_multiplier,
-        "delta": delta,
-        "schedule": written(schedule, decay, every),
-        "allow_unsound": allow_unsound,
-        "group_by": group_by,
-        "group_counts": group_counts,
-        "clipped_counts": clipped_counts,
-        "unsafe_diagnostics": unsafe_diagnostics,
-        "epochs": epochs,
-        "batch": batch,
-        "lr": lr,
-        "lr_schedule": lr_schedule,
-        "optimizer": optimizer,
-        "momentum": momentum,
-        "weight_decay": weight_decay,
-        "average_weights": average_weights,
-        "seed": seed,
-        "accountant": accountant,
-        "max_physical_batch": max_physical_batch,
+        "schedule": written(given["schedule"], decay, every),
+        "ranges": dict(map(_range, ranges)) if ranges else None,
+        "standardize": None if standardize is None else _mean_and_deviation(standardize),
         "tensorboard": True if tensorboard == "" else tensorboard,
-        "out": out,
     }
     given = {name: value for name, value in given.items() if value is not None}
     where = "the options" if config is None else str(config)
     asked = make_config(merged({} if config is None else read_config(config), given), where)
 
     # All that can be refused is refused before the folder is made; what has no need of torch, before it is imported.
-    from clipwise import run_folder
-    from clipwise.report.tensorboard import require_tensorboard
+    from clipwise.training import folder as run_folder
+    from clipwise.training.tensorboard import require_tensorboard
 
     if asked.tensorboard:
         require_tensorboard()
-    from clipwise.configured_run import load_asked, make_network, train_into
+    from clipwise.training.execute import load_asked, make_network, train_into
+    from clipwise.training.resolve import resolve
 
     dataset = load_asked(asked)
-    settings = asked.resolved(dataset)
+    settings = resolve(asked, dataset)
     network = make_network(settings, dataset)
 
     folder = run_folder.create(settings.out, dataset.name, settings.method)
@@ -189,6 +86,8 @@ def train(
 def merged(file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """The file's options with those of the command line over them, and without what these make meaningless."""
     kept = dict(file)
+    if "expected_batch_size" in given:
+        kept.pop("batch", None)
     if "epsilon" in given or "noise_multiplier" in given:
         kept.pop("epsilon", None), kept.pop("noise_multiplier", None)
     options = kept.pop("method_options", {}) if given.get("method", kept.get("method")) == kept.get("method") else {}

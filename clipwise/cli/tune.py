@@ -13,13 +13,35 @@ from rich.console import Console
 from rich.panel import Panel
 
 from clipwise.cli import output
+from clipwise.cli.options import takes_run_options
 from clipwise.types import BadArgument, ClipwiseError
 
 if TYPE_CHECKING:
-    from clipwise.tuning.planning import SearchPlan
+    from clipwise.lab.tuning.planning import SearchPlan
 
 
+@takes_run_options(
+    (
+        "data",
+        "model",
+        "method",
+        "epsilon",
+        "delta",
+        "schedule",
+        "epochs",
+        "expected_batch_size",
+        "lr",
+        "optimizer",
+        "seed",
+    ),
+    help={
+        "epsilon": "The budget of the whole search, 3 by default.",
+        "schedule": "Of the noise; see `clipwise train --help`.",
+        "epochs": "Of each run.",
+    },
+)
 def tune(
+    *,
     search: Annotated[
         list[str] | None,
         typer.Option(help="What to try, NAME=V1,V2,...; an option of the run or of the method; again for each name."),
@@ -27,18 +49,7 @@ def tune(
     strategy: Annotated[
         str, typer.Option(help="grid-rdp, liu-talwar, repeat-select, exponential, public or none.")
     ] = "grid-rdp",
-    data: Annotated[str | None, typer.Option(help="A name from `clipwise data`, or a .npz or .csv file.")] = None,
-    model: Annotated[str | None, typer.Option(help="A name from `clipwise models`.")] = None,
-    method: Annotated[str | None, typer.Option(help="A name from `clipwise methods`.")] = None,
     method_option: Annotated[list[str] | None, typer.Option(help="An option of the method, NAME=VALUE.")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="The budget of the whole search, 3 by default.")] = None,
-    delta: Annotated[float | None, typer.Option(help="Below 1 / number of records.")] = None,
-    schedule: Annotated[str | None, typer.Option(help="Of the noise; see `clipwise train --help`.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Of each run.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Expected batch size.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
-    optimizer: Annotated[str | None, typer.Option(help="sgd, adam, adamw, rmsprop or adam-wosm.")] = None,
-    seed: Annotated[int | None, typer.Option(help="For studies; without one, randomness is the system's own.")] = None,
     config: Annotated[Path | None, typer.Option(help="A file of further options of `clipwise train`.")] = None,
     score: Annotated[
         str | None, typer.Option(help="What chooses: public (the test part) or held-out (protected, and charged).")
@@ -66,29 +77,20 @@ def tune(
         str | None, typer.Option(help="The folder of the search, a new one; or one that was cut, which goes on.")
     ] = None,
     as_json: output.JsonOption = False,
+    **given: Any,
 ) -> None:
     """Find good options within a total budget that pays for the search as well; killed, it goes on where it stopped."""
     from clipwise.cli.train import merged, parse_option
-    from clipwise.config import read_config
-    from clipwise.tuning.candidates import parse_axis
-    from clipwise.tuning.executors import get_executor
-    from clipwise.tuning.record import is_cut
-    from clipwise.tuning.runner import run
-    from clipwise.tuning.search import prepare
+    from clipwise.lab.tuning.candidates import parse_axis
+    from clipwise.lab.tuning.executors import get_executor
+    from clipwise.lab.tuning.record import is_cut
+    from clipwise.lab.tuning.runner import run
+    from clipwise.lab.tuning.search import prepare
+    from clipwise.training.config import read_config
 
     get_executor(executor)  # refused now, before data is read
-    given: dict[str, Any] = {
-        "data": data,
-        "model": model,
-        "method": method,
-        "method_options": dict(map(parse_option, method_option or [])) or None,
-        "epochs": epochs,
-        "batch": batch,
-        "lr": lr,
-        "optimizer": optimizer,
-        "schedule": schedule,
-        "seed": seed,
-    }
+    epsilon, delta = given.pop("epsilon"), given.pop("delta")
+    given["method_options"] = dict(map(parse_option, method_option or [])) or None
     given = {name: value for name, value in given.items() if value is not None}
     file = {} if config is None else read_config(config)
     axes = list(map(parse_axis, search or []))

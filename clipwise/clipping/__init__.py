@@ -21,6 +21,7 @@ from clipwise.clipping.global_scaling import Global, GlobalAdapt
 from clipwise.clipping.oso import Oso
 from clipwise.clipping.psac import Psac
 from clipwise.clipping.quantile import Quantile
+from clipwise.clipping.unclipped import Unclipped
 from clipwise.types import BadArgument
 
 _KINDS: tuple[type[Method], ...] = (
@@ -71,4 +72,4 @@ def method_options(name: str) -> list[dict[str, Any]]:
     ]
 
 
-__all__ = ["METHODS", "Context", "Fixed", "Method", "bounded", "make_method", "method_options", "option"]
+__all__ = ["METHODS", "Context", "Fixed", "Method", "Unclipped", "bounded", "make_method", "method_options", "option"]

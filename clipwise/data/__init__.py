@@ -5,7 +5,6 @@ Looked for in $CLIPWISE_DATA, then ./data, then the user's cache folder. Importi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -62,7 +61,7 @@ def load(
 
     `standardize` is for images: a mean and a standard deviation of pixels, as public figures.
     """
-    scale = None if standardize is None else mean_and_deviation(standardize)
+    scale = None if standardize is None else validate.mean_and_deviation("standardize", standardize)
     if is_file(name):
         _leave_out("is for a data set of texts; yours holds numbers", vocabulary=vocabulary)
         dataset = _load_own(Path(name), label, classes, ranges or {}, test_fraction)
@@ -158,13 +157,6 @@ def _load_own(path: Path, label: str | None, classes: int | None, ranges: Ranges
     )
 
 
-def mean_and_deviation(standardize: Sequence[float]) -> tuple[float, float]:
-    remedy = "give a mean and a standard deviation above 0 of the pixels, such as 0.1307 and 0.3081"
-    if len(standardize) != 2 or not math.isfinite(standardize[0]):
-        raise BadArgument(f"standardize={list(standardize)!r} is not two numbers; {remedy}")
-    return standardize[0], validate.positive("standardize", standardize[1], remedy)
-
-
 def refuse_unless_images(data: DataSet | Source, standardize: Sequence[float] | None) -> None:
     if standardize is not None and data.kind != "image":
         _leave_out(f"is for images; {data.name!r} has none", standardize=list(standardize))
@@ -215,7 +207,6 @@ __all__ = [
     "get_source",
     "is_file",
     "load",
-    "mean_and_deviation",
     "refuse_unless_images",
     "roots",
 ]

@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from clipwise.evaluation import EVALUATION_ROWS
+from clipwise.data.grouping import BY_CLASS
 from clipwise.fairness import intervals, metrics
-from clipwise.fairness.grouping import BY_CLASS
 from clipwise.fairness.metrics import Array, Measure
+from clipwise.loop.evaluation import EVALUATION_ROWS
 
 if TYPE_CHECKING:
     from clipwise.data import Groups

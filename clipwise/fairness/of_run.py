@@ -11,18 +11,18 @@ import numpy as np
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from clipwise.data.grouping import groupings
 from clipwise.fairness import evaluate
 from clipwise.fairness.gradients import ROWS, gradients_by_group
-from clipwise.fairness.grouping import groupings
 from clipwise.fairness.intervals import roc_auc_interval, with_interval
 from clipwise.fairness.metrics import roc_auc
 from clipwise.fairness.release import GroupCounts
 from clipwise.losses import make_loss
 
 if TYPE_CHECKING:
-    from clipwise.config import TrainConfig
     from clipwise.data import DataSet
-    from clipwise.train import Fit
+    from clipwise.loop.fit import Fit
+    from clipwise.training.options import TrainConfig
 
 
 class FiguresByGroup(NamedTuple):
@@ -52,10 +52,9 @@ def figures_of_run(
         if fit.method is not None and asked.test is not None:
             figures["gradients"] = _gradients(settings, fit.model, test_part, fit, asked.test, asked.names)
         said.append("on the test part, which is treated as public")
-    for key, counts in (("group_counts", fit.group_counts), ("clipped_counts", fit.clipped_counts)):
-        if counts is not None:
-            figures[key], sentence = _released(settings.group_by, counts, every[settings.group_by].names)
-            said.append(sentence)
+    for key, counts in fit.released.items():
+        figures[key], sentence = _released(settings.group_by, counts, every[settings.group_by].names)
+        said.append(sentence)
     if settings.unsafe_diagnostics and (exact := evaluate.ask(network, dataset.train)) is not None:
         figures["unsafe_by_group"] = evaluate.figures_by_group(exact, evaluate.groups_of_train(every))
         if fit.method is not None:

@@ -24,7 +24,7 @@ from clipwise import validate
 from clipwise.accounting import StepEvent
 from clipwise.accounting.ledger import Ledger
 from clipwise.fairness.metrics import Measure
-from clipwise.noise import GaussianNoise
+from clipwise.noise import Noise
 from clipwise.types import BadArgument
 
 L2_BOUND = 1.0  # of a one-hot row
@@ -98,7 +98,7 @@ def release_group_counts(
     *,
     question: Question = RIGHT,
     ledger: Ledger,
-    noise: GaussianNoise,
+    noise: Noise,
     step: int,
 ) -> GroupCounts:
     """Charge, then count with noise. `answers` answers the question for each record; `step` numbers the release in ledger and

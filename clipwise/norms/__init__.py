@@ -1,6 +1,7 @@
 """Norms: the engine that measures and sums per-example gradients (stage 2 and 4 of the step)."""
 
 from clipwise.norms.bookkeeping import Bookkeeping
+from clipwise.norms.plain import PlainEngine, PlainTape
 from clipwise.norms.tape import Tape
 
-__all__ = ["Bookkeeping", "Tape"]
+__all__ = ["Bookkeeping", "PlainEngine", "PlainTape", "Tape"]

@@ -1,6 +1,8 @@
-"""Sampling: Poisson batches, and the loader that delivers them (stage 1 of the step)."""
+"""Sampling: how batches are drawn, and the loader that delivers them (stage 1 of the step)."""
 
-from clipwise.sampling.loader import PhysicalBatch, PoissonLoader, check_loader
+from clipwise.sampling.fixed_size import FixedSizeSampler
+from clipwise.sampling.loader import PhysicalBatch, SampledLoader, check_loader
 from clipwise.sampling.poisson import PoissonSampler
+from clipwise.sampling.sampler import Sampler
 
-__all__ = ["PhysicalBatch", "PoissonLoader", "PoissonSampler", "check_loader"]
+__all__ = ["FixedSizeSampler", "PhysicalBatch", "PoissonSampler", "SampledLoader", "Sampler", "check_loader"]

@@ -1,4 +1,4 @@
-"""Poisson batches from a user's own DataLoader: same data set, collate function and workers; another sampler.
+"""Sampled batches from a user's own DataLoader: same data set, collate function and workers; another sampler.
 
 A logical batch is split into physical ones of at most `max_physical_batch` rows. An empty logical batch is delivered
 as one *masked* row of zeros, because user code (a mean loss, an LSTM) fails on no rows; its weight is zero, so that
@@ -28,7 +28,7 @@ from torch.utils.data import (
 )
 
 from clipwise.keystream import Key
-from clipwise.sampling.poisson import PoissonSampler
+from clipwise.sampling.sampler import Sampler
 from clipwise.types import BadArgument, Unsupported
 
 
@@ -68,10 +68,10 @@ def _as_it_is(batch: list) -> list:
     return batch
 
 
-class PoissonLoader:
+class SampledLoader:
     """Delivers (PhysicalBatch, batch) for the steps that it is asked for."""
 
-    def __init__(self, loader: DataLoader, sampler: PoissonSampler, key: Key, *, max_physical_batch: int | None):
+    def __init__(self, loader: DataLoader, sampler: Sampler, key: Key, *, max_physical_batch: int | None):
         self._loader, self._sampler, self._key = loader, sampler, key
         self._most = max_physical_batch
         collate = loader.collate_fn
@@ -80,6 +80,11 @@ class PoissonLoader:
         self._dataset, self._collate = loader.dataset, _Collate(collate, masked)
         if type(loader.dataset) is TensorDataset and collate is default_collate:
             self._dataset, self._collate = _Table(loader.dataset.tensors), _Collate(_as_it_is, masked)
+
+    def halve(self, rows: int) -> bool:
+        """From now on at most half of so many rows in memory; False where that is less than one."""
+        self._most = rows // 2 or self._most
+        return rows > 1
 
     def batches(self, steps: Iterable[int]) -> Iterator[tuple[PhysicalBatch, Any]]:
         """The batches of the given steps. Workers may draw ahead; a draw is a function of the step, so nothing is

@@ -7,7 +7,7 @@ from scipy import stats
 from torch.utils.data import DataLoader, TensorDataset
 
 from clipwise.keystream import Key
-from clipwise.sampling import PoissonLoader, PoissonSampler
+from clipwise.sampling import PoissonSampler, SampledLoader
 from clipwise.types import BadArgument
 
 KEY = Key.from_seed(0)
@@ -66,7 +66,7 @@ def test_bad_rate(rate):
 
 def loader(rate=0.1, most=None, **options):
     inner = DataLoader(TensorDataset(torch.arange(100.0) + 1, torch.arange(100)), batch_size=10, **options)
-    return PoissonLoader(inner, PoissonSampler(100, rate), KEY, max_physical_batch=most)
+    return SampledLoader(inner, PoissonSampler(100, rate), KEY, max_physical_batch=most)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -107,7 +107,7 @@ def test_batches_taken_whole_are_those_collated_one_by_one(rate):
 
     def batches(kind):
         inner = DataLoader(kind(*tensors), batch_size=5)
-        return list(PoissonLoader(inner, PoissonSampler(50, rate), KEY, max_physical_batch=4).batches(range(6)))
+        return list(SampledLoader(inner, PoissonSampler(50, rate), KEY, max_physical_batch=4).batches(range(6)))
 
     whole, single = batches(TensorDataset), batches(_OneByOne)
     assert [info for info, _ in whole] == [info for info, _ in single]
@@ -120,7 +120,7 @@ def test_batches_taken_whole_are_those_collated_one_by_one(rate):
 
 def test_a_collate_function_of_the_user_is_kept():
     inner = DataLoader(TensorDataset(torch.arange(9.0)), batch_size=3, collate_fn=lambda records: len(records))
-    assert [n for _, n in PoissonLoader(inner, PoissonSampler(9, 1.0), KEY, max_physical_batch=4).batches([0])] == [
+    assert [n for _, n in SampledLoader(inner, PoissonSampler(9, 1.0), KEY, max_physical_batch=4).batches([0])] == [
         4,
         4,
         1,

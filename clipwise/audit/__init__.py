@@ -1,5 +1,0 @@
-"""Audits: does the step do what its statement says? Run on the code, not on the user's data."""
-
-from clipwise.audit.step_audit import Finding, StepAudit, audit_step
-
-__all__ = ["Finding", "StepAudit", "audit_step"]

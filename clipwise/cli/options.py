@@ -1,0 +1,50 @@
+"""Options of a run on the command line, as `clipwise/training/options.py` declares them: names, types and help."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import typer
+
+from clipwise.mechanism import ordered
+from clipwise.training.options import TrainConfig
+
+
+def takes_run_options(
+    only: Collection[str] | None = None, *, but: Collection[str] = (), help: Mapping[str, str] | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A command that takes the run's options (all, or some by name) as keywords, None where they are not given. `help`
+    holds other sentences for some."""
+
+    def with_options(command: Callable[..., None]) -> Callable[..., None]:
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        names = [name for name in (ordered(TrainConfig) if only is None else only) if name not in but]
+        fields = [_parameter(name, (help or {}).get(name)) for name in names]
+        first = [p for p in own if p.default is inspect.Parameter.empty]
+        rest = [p for p in own if p.default is not inspect.Parameter.empty]
+        everything = [*first, *fields, *rest]
+        command.__signature__ = inspect.Signature(everything)  # type: ignore[attr-defined]
+        command.__annotations__ = {p.name: p.annotation for p in everything}
+        return command
+
+    return with_options
+
+
+def _parameter(name: str, help: str | None) -> inspect.Parameter:
+    field = TrainConfig.model_fields[name]
+    kind, flag = _type(field.annotation), f"--{(field.serialization_alias or name).replace('_', '-')}"
+    annotation = Annotated[kind | None, typer.Option(flag, help=help or field.description)]  # type: ignore[valid-type]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _type(annotation: Any) -> type:
+    """What the parser is to make of the words: a number for whole or real ones, text for anything that has a name."""
+    if get_origin(annotation) in (Union, UnionType):
+        kinds = {_type(each) for each in get_args(annotation) if each is not NoneType}
+        return float if kinds == {int, float} else next(iter(kinds)) if len(kinds) == 1 else str
+    if annotation in (int, float, bool):
+        return annotation
+    return str

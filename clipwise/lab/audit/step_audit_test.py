@@ -1,0 +1,175 @@
+"""The audit passes for every sound method, and catches every broken twin of the step."""
+
+import pytest
+import torch
+
+from clipwise import step
+from clipwise.clipping import METHODS, make_method
+from clipwise.clipping.automatic import AutoS
+from clipwise.clipping.fixed import Fixed
+from clipwise.clipping.quantile import Quantile
+from clipwise.lab.audit import audit_step
+from clipwise.noise import GaussianNoise
+from clipwise.norms import Tape
+from clipwise.types import Decision
+
+
+@pytest.mark.parametrize("name", [name for name, kind in METHODS.items() if kind.sound])
+def test_sound_methods_pass(name):
+    audit = audit_step(make_method(name))
+    assert audit.passed, audit.failures
+    assert len(audit.findings) > 200
+
+
+def caught(monkeypatch_target, method=None, **options):
+    audit = audit_step(method or Fixed(), **options)
+    assert not audit.passed, f"the audit did not see {monkeypatch_target}"
+    return {finding.check for finding in audit.failures}
+
+
+@pytest.mark.parametrize("factor", [0.9, 0.95, 0.97])
+def test_missing_noise(monkeypatch, factor):
+    plain = GaussianNoise._standard_normal
+    monkeypatch.setattr(GaussianNoise, "_standard_normal", lambda self, *a: plain(self, *a).mul_(factor))
+    assert "noise variance" in caught(f"noise x {factor}", steps=60)
+
+
+def test_uniform_noise(monkeypatch):
+    def uniform(self, count, stream, dtype):  # noqa: ARG001
+        return (torch.rand(count, dtype=dtype) * 2 - 1) * 3**0.5
+
+    monkeypatch.setattr(GaussianNoise, "_standard_normal", uniform)
+    assert "noise shape" in caught("uniform noise")
+
+
+def test_noise_used_twice(monkeypatch):
+    plain = GaussianNoise._standard_normal
+
+    def halves(self, count, stream, dtype):
+        half = plain(self, (count + 1) // 2, stream, dtype)
+        return torch.cat([half, half])[:count].clone()
+
+    monkeypatch.setattr(GaussianNoise, "_standard_normal", halves)
+    assert "independence" in caught("the same noise in both halves")
+
+
+def test_the_same_noise_every_step(monkeypatch):
+    plain = GaussianNoise._keystream
+
+    def frozen(self, stream):
+        self._step = 0
+        return plain(self, stream)
+
+    monkeypatch.setattr(GaussianNoise, "_keystream", frozen)
+    assert "independence" in caught("the same noise every step")
+
+
+def test_realised_denominator(monkeypatch):
+    """Dividing by the number of rows: the audit knows the expected batch size and sees another."""
+    sizes = []
+    plain = step.clip_and_sum
+
+    def absorb(plan, state, partial, tape, **rest):
+        sizes.append(tape.rows)
+        return plain(plan, state, partial, tape, **rest)
+
+    def hand_over(optimizer, parameters, released, **rest):  # noqa: ARG001
+        for p, total in zip(parameters, released.gradient, strict=True):
+            p.grad = total / sizes[-1]
+
+    monkeypatch.setattr(step, "clip_and_sum", absorb)
+    monkeypatch.setattr(step, "hand_over", hand_over)
+    assert "denominator" in caught("a realised denominator")
+
+
+@pytest.mark.parametrize("factor", [1.02, 1.1])
+def test_clipping_above_the_bound(monkeypatch, factor):
+    plain = Tape.weighted_sum
+    monkeypatch.setattr(Tape, "weighted_sum", lambda self, weights, **how: plain(self, weights * factor, **how))
+    assert "sensitivity" in caught(f"clipping at {factor} C")
+
+
+def test_batch_level_clipping():
+    """Clipping the mean of the batch instead of each gradient (Tramer et al. 2022)."""
+
+    class BatchLevel(Fixed):
+        def decide(self, state, norms, groups=None):  # noqa: ARG002
+            return Decision(
+                torch.where(norms.isfinite(), min(1.0, state.threshold / max(1e-9, float(norms.nanmean()))), 0.0)
+            )
+
+    assert "sensitivity" in caught("batch-level clipping", BatchLevel())
+
+
+def test_nan_leak(monkeypatch):
+    monkeypatch.setattr(Tape, "weighted_sum", lambda self, weights, **_: [sum_with_nan(self, weights)])
+
+    def sum_with_nan(tape, weights):
+        return next(iter(plain(tape, weights))) * (1 + 0 * tape.norms.sum().to(torch.float32))
+
+    plain = ORIGINAL_SUM
+    assert "finite" in caught("a NaN leak")
+
+
+ORIGINAL_SUM = Tape.weighted_sum
+
+
+def test_noise_from_the_batch(monkeypatch):
+    """A noise scale read off the batch (Auto DP-SGD as published): not the same on both sides."""
+    largest = []
+    plain_absorb, plain_release = step.clip_and_sum, step.add_noise
+
+    def absorb(plan, state, partial, tape, **rest):
+        finite = tape.norms[tape.norms.isfinite()]
+        largest.append(float(finite.mean()) if len(finite) else 0.0)
+        return plain_absorb(plan, state, partial, tape, **rest)
+
+    def add_noise(plan, state, partial, noise):
+        add = noise.add
+        noise.add = lambda sums, std, *, step: add(sums, std * (0.5 + largest[-1]), step=step)
+        try:
+            return plain_release(plan, state, partial, noise)
+        finally:
+            del noise.add
+
+    monkeypatch.setattr(step, "clip_and_sum", absorb)
+    monkeypatch.setattr(step, "add_noise", add_noise)
+    assert {"public values", "noise std"} <= caught("noise scaled by the batch's own norms")
+
+
+def test_noise_for_each_physical_batch(monkeypatch):
+    """Noise drawn for every physical batch: more draws when a batch is split than when it is not, or than the ledger says."""
+    plain = step.clip_and_sum
+
+    def absorb(plan, state, partial, tape, **rest):
+        plain(plan, state, partial, tape, **rest)
+        partial.gradient = [g * (2 if tape.rows > 1 else 1) for g in partial.gradient]
+
+    monkeypatch.setattr(step, "clip_and_sum", absorb)
+    assert "sensitivity" in caught("a physical batch counted twice")
+
+
+def test_side_query_with_an_unearned_bound():
+    """Andrew's count without the shift moves by 1, not by 1/2 (methods.md, C.3)."""
+
+    class Unshifted(Quantile):
+        def decide(self, state, norms, groups=None):
+            decision = super().decide(state, norms, groups)
+            return Decision(decision.weights, {"below": decision.rows["below"] + 0.5})
+
+    assert "sensitivity" in caught("an unshifted bit", Unshifted())
+
+
+def test_a_method_that_exceeds_its_own_bound():
+    class Loose(AutoS):
+        def decide(self, state, norms, groups=None):  # noqa: ARG002
+            return Decision(torch.where(norms.isfinite(), 1.05 * state.threshold / (norms + self.gamma), 0.0))
+
+    assert "sensitivity" in caught("5 % above the bound", Loose())
+
+
+def test_ledger_that_says_more_noise_than_there_is(monkeypatch):
+    """Declared and drawn std differ: a smaller gradient share than the plan's."""
+    plain = GaussianNoise.add
+    monkeypatch.setattr(GaussianNoise, "add", lambda self, sums, std, *, step: plain(self, sums, std * 0.9, step=step))
+    assert "noise variance" in caught("std x 0.9 at the call")

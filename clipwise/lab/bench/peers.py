@@ -1,0 +1,172 @@
+"""The methods that are compared. Each takes the same weights, batch and optimizer, and offers one whole training
+step.
+
+`step` is what is timed. `prepare` before it and `tidy` after it are not: they hold what belongs to the loop and not
+to the step (asking the loader for a batch), and free what a method keeps on its parameters, so that no method
+computes in the memory that another one left full.
+
+A new peer is one class and one line in `METHODS`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset, default_collate
+
+from clipwise.lab.bench.workloads import Workload
+
+LEARNING_RATE = 0.01
+NOISE_MULTIPLIER = 1.0
+THRESHOLD = 1.0
+
+
+class Peer:
+    """The plain step: no clipping, no noise."""
+
+    def __init__(self, workload: Workload):
+        self.model: nn.Module = workload.model()
+        self.batch = workload.batch()
+        self.optimizer: Any = torch.optim.SGD(self.model.parameters(), lr=LEARNING_RATE)
+        self.steps = 0
+
+    def prepare(self) -> None: ...
+
+    def step(self) -> None:
+        x, y = self.batch
+        self.optimizer.zero_grad()
+        self.loss(self.model(x), y).backward()
+        self.optimizer.step()
+
+    def tidy(self) -> None:
+        self.steps += 1
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def loss(self, out: Tensor, y: Tensor) -> Any:
+        return F.cross_entropy(out, y)
+
+    def close(self) -> None: ...
+
+    def facts(self) -> dict[str, Any]:
+        """What a reader should know of this method on this workload; `note` goes into the table."""
+        return {"steps": self.steps}
+
+
+class Clipwise(Peer):
+    """Our step through the public drop-in, as a user would run it: noise from AES, ledger on disk.
+
+    A data set of exactly the batch, sampled at rate 1, makes every Poisson batch the whole of it, so that the size is
+    fixed and the code is that of any other run.
+    """
+
+    def __init__(self, workload: Workload, **options: Any):
+        from clipwise import attach
+
+        super().__init__(workload)
+        whole = self.batch
+
+        def collate(records: list) -> Any:
+            return whole if len(records) == workload.rows else default_collate(records)
+
+        loader = DataLoader(TensorDataset(*whole), batch_size=workload.rows, shuffle=True, collate_fn=collate)
+        self._folder = tempfile.TemporaryDirectory(prefix="clipwise-bench-")
+        self.notices: list[str] = []
+        self.private = attach(
+            self.model,
+            self.optimizer,
+            loader,
+            noise_multiplier=NOISE_MULTIPLIER,
+            epochs=1_000_000,  # so that the ledger reserves steps in blocks, as in any planned run
+            ledger=Path(self._folder.name, "ledger.jsonl"),
+            **(options or {"threshold": THRESHOLD}),
+        )
+        self._batches = self._forever()
+
+    def _forever(self) -> Iterator[Any]:
+        while True:
+            yield from self.private.loader
+
+    def prepare(self) -> None:
+        self.batch = next(self._batches)
+
+    def step(self) -> None:
+        if self.steps:
+            super().step()
+            return
+        with warnings.catch_warnings(record=True) as caught:  # the engine looks at the model now, and may speak
+            warnings.simplefilter("always")
+            super().step()
+        self.notices = [str(w.message) for w in caught if str(w.message).startswith("clipwise")]
+
+    def close(self) -> None:
+        self.private.detach()
+        self._folder.cleanup()
+
+    def facts(self) -> dict[str, Any]:
+        charged = sum(event.count for event in self.private.run.ledger.events())
+        facts: dict[str, Any] = {"steps": self.steps, "ledger_steps": charged, "ways": self.private.run.engine.ways}
+        if self.notices:
+            facts["note"] = " ".join(self.notices)
+        return facts
+
+
+class OpacusHooks(Peer):
+    """Opacus with stored per-example gradients, its default. Its noise comes from torch's generator, not from a
+    cryptographic one."""
+
+    mode = "hooks"
+
+    def __init__(self, workload: Workload):
+        from opacus import PrivacyEngine
+        from opacus.validators import ModuleValidator
+
+        super().__init__(workload)
+        own = {type(m).__name__ for m in self.model.modules()}
+        # Layers that Opacus cannot handle become its own: nn.LSTM DPLSTM, attention DPMultiheadAttention.
+        model = ModuleValidator.fix(self.model)
+        new = {type(m).__name__ for m in model.modules()} - own
+        self._replaced = sorted({"DPLSTM", "DPGRU", "DPRNN", "DPMultiheadAttention"} & new)
+        model.train()
+        made = PrivacyEngine(accountant="rdp").make_private(
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=LEARNING_RATE),
+            data_loader=DataLoader(TensorDataset(*self.batch), batch_size=workload.rows),
+            criterion=nn.CrossEntropyLoss(),
+            noise_multiplier=NOISE_MULTIPLIER,
+            max_grad_norm=THRESHOLD,
+            poisson_sampling=False,
+            grad_sample_mode=self.mode,
+        )
+        self.model, self.optimizer = made[0], made[1]
+        self._criterion = made[2] if len(made) == 4 else nn.CrossEntropyLoss()
+
+    def loss(self, out: Tensor, y: Tensor) -> Any:
+        return self._criterion(out, y)
+
+    def facts(self) -> dict[str, Any]:
+        facts: dict[str, Any] = {"steps": self.steps}
+        if self._replaced:
+            facts["note"] = f"with its own {', '.join(self._replaced)}"
+        return facts
+
+
+class OpacusGhost(OpacusHooks):
+    """Opacus with ghost norms and a second backward pass."""
+
+    mode = "ghost"
+
+
+METHODS: dict[str, type[Peer]] = {
+    "plain": Peer,
+    "clipwise": Clipwise,
+    "opacus-hooks": OpacusHooks,
+    "opacus-ghost": OpacusGhost,
+}
+FAMILIES = {"plain": ("plain",), "opacus": ("opacus-hooks", "opacus-ghost")}

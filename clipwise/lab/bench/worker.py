@@ -1,0 +1,94 @@
+"""The child process of one measurement: `python -m clipwise.lab.bench.worker '{"task": "time", ...}'`.
+
+A process of its own, because glibc reads its malloc settings once, when a process starts: for timing, big buffers are
+kept for re-use (page faults would otherwise cost more than many a kernel, and not the same for every method); for
+memory, they are given back at once. Lines of JSON on stdout: {"done", "total"} as it goes, {"result"} at the end.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from clipwise.lab.bench import memory, timing
+from clipwise.lab.bench.clipping import time_clipping
+from clipwise.lab.bench.peers import METHODS, Clipwise, Peer
+from clipwise.lab.bench.timing import Stepper
+from clipwise.lab.bench.workloads import WORKLOADS
+
+_LARGE = str(1 << 34)
+TIMING_MALLOC = {"MALLOC_MMAP_THRESHOLD_": _LARGE, "MALLOC_TRIM_THRESHOLD_": _LARGE}
+MEMORY_MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 17), "MALLOC_TRIM_THRESHOLD_": str(1 << 17)}
+
+
+def time_methods(
+    model: str,
+    methods: Sequence[str],
+    *,
+    rounds: int | None,
+    seconds: float,
+    most: int,
+    least: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Method -> its figures and facts on one model."""
+    workload = WORKLOADS[model]
+    makers = {name: partial(METHODS[name], workload) for name in methods}
+    times, alive = timing.time_interleaved(
+        makers, rounds=rounds, seconds=seconds, most=most, least=least, progress=progress
+    )
+    if timing.BASE in times.failed:
+        raise RuntimeError(f"the plain step failed: {times.failed[timing.BASE]}")
+    results = {name: times.summary(name) for name in methods}
+    for name, stepper in alive.items():
+        if isinstance(stepper, Peer):
+            results[name].update(stepper.facts())
+            stepper.close()
+    return results
+
+
+def measure_memory(model: str, method: str, ways: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The memory figures of one method on one model; ours with kernels chosen by the clock, or with those given."""
+    if not memory.can_measure():
+        return {"memory_failed": "this system has no /proc/self/status"}
+    kind = METHODS[method]
+    importlib.import_module("opacus" if method.startswith("opacus") else "clipwise.dropin")
+
+    def make() -> Stepper:
+        stepper = kind(WORKLOADS[model])
+        if ways is not None and isinstance(stepper, Clipwise):
+            stepper.private.run.engine.repeat(ways)
+        return stepper
+
+    try:
+        return memory.measure(make)
+    except Exception as error:
+        return {"memory_failed": timing.reason(error)}
+
+
+def main() -> None:
+    spec = json.loads(sys.argv[1])
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints must not come between the lines
+
+    def say(**line: Any) -> None:
+        print(json.dumps(line), file=out, flush=True)
+
+    warnings.simplefilter("ignore")
+    task = spec.pop("task")
+    if task == "clipping":
+        say(result=time_clipping(**spec, progress=lambda done, total: say(done=done, total=total)))
+    elif task == "time":
+        say(result=time_methods(**spec, progress=lambda done, total: say(done=done, total=total)))
+    else:
+        say(result=measure_memory(**spec))
+
+
+if __name__ == "__main__":
+    main()

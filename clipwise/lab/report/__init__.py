@@ -1,0 +1,1 @@
+"""Reports: runs, searches and studies as pages and pictures."""

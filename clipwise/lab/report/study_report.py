@@ -1,0 +1,158 @@
+"""The page of a study: what was compared and how, the methods side by side, every run in a sortable table."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from clipwise.lab.report import html
+from clipwise.lab.report.bars import Bar, draw_bars
+from clipwise.lab.report.figures import Figure
+from clipwise.lab.report.plots import png
+from clipwise.lab.report.study_figures import study_figures
+from clipwise.lab.study import About, Cell, read_results, summarise
+from clipwise.lab.study.table import facts, legend
+from clipwise.lab.study.tuning_table import tuning_section
+from clipwise.training.folder import RunFolder
+from clipwise.types import BadArgument
+
+COLUMNS = ("variant", "data", "model", "target_epsilon", "epsilon", "accuracy", "noise_multiplier", "steps", "seed")
+
+SUMMARY = (
+    *("method", "data", "model", "epsilon", "accuracy %", "std over seeds", "runs"),
+    *("lost to privacy", "published %", "ours above it"),
+)
+COMPARED = (
+    "Lost to privacy: points below the run without it. Published: the source's own figure, with its own settings and its own "
+    "way of counting epsilon (see what differs, above)."
+)
+
+
+class Written(NamedTuple):
+    page: Path
+    pictures: dict[Path, str]  # with what each shows, in words
+
+
+def is_study(folder: str | Path) -> bool:
+    return (Path(folder) / "study.json").is_file()
+
+
+def write_study_report(folder: str | Path, out: str | Path | None = None) -> Written:
+    """`report.html`, and `report/*.png` for what has a line, in the study's folder or in `out`."""
+    folder = Path(folder)
+    about = About.read(folder)
+    found = {line["id"]: line for line in read_results(folder / "results.jsonl")}
+    lines = [found[id_] for id_ in about.trials if id_ in found]
+    cells = summarise(about, lines)
+    figures = study_figures(about, lines, cells)
+    target = folder if out is None else Path(out)
+    page = _page(about, lines, cells, figures, folder, way=os.path.relpath(folder.resolve(), target.resolve()))
+    drawn = {f"{figure.name}.png": png(figure) for figure in figures}
+    alts = {target / "report" / f"{figure.name}.png": figure.alt() for figure in figures}
+    try:
+        (target / "report").mkdir(parents=True, exist_ok=True)
+        for name, content in drawn.items():
+            RunFolder(target / "report").write(name, content)
+        RunFolder(target).write("report.html", page)
+    except OSError as error:
+        raise BadArgument(f"out={str(target)!r} cannot be written ({error}); name a folder with --out") from error
+    return Written(target / "report.html", alts)
+
+
+def _page(
+    about: About,
+    lines: Sequence[Mapping[str, Any]],
+    cells: Sequence[Cell],
+    figures: Sequence[Figure],
+    folder: Path,
+    way: str,
+) -> str:
+    """`way` leads from the page to the study's folder."""
+
+    def link(name: str) -> str:
+        return quote(Path(way, name).as_posix())
+
+    title = about.title or about.name
+    body = [
+        f"<header><h1>{html.escape(title)}</h1></header>",
+        f'<div class="statement">{html.markdown("".join(f"- {fact}{chr(10)}" for fact in facts(about, lines)))}</div>',
+    ]
+    if len(lines) < len(about.trials):
+        body.append(
+            html.warning(
+                f"{len(about.trials) - len(lines)} of {len(about.trials)} runs are missing; run the study again."
+            )
+        )
+    blocks = [html.charts(figures, wide=True)] if figures else []
+    for data, model in dict.fromkeys((cell.data, cell.model) for cell in cells):
+        blocks += _all_bars(data, model, [cell for cell in cells if (cell.data, cell.model) == (data, model)])
+    words = legend(lines) + (" A diamond marks the source's own figure." if any(c.published for c in cells) else "")
+    body.append(html.section("Methods side by side", html.text(words), *blocks))
+    body.append(html.section("Summary", html.text(COMPARED), _summary(cells)))
+    if searched := tuning_section(lines):
+        body.append(f'<section class="statement">{html.markdown(chr(10).join(searched))}</section>')
+    rows = []
+    for line in lines:
+        ledger = f"{line.get('run')}/ledger.jsonl"
+        there = (folder / ledger).is_file()
+        rows.append([*(line.get(column) for column in COLUMNS), html.Link("ledger", link(ledger)) if there else None])
+    every = html.table([*COLUMNS, "ledger"], rows, caption="results.jsonl, a line a run, numbers as in the file")
+    body.append(html.section("Every run", html.details(f"{len(lines)} runs", every)))
+    files = [(name, link(name)) for name in ("results.jsonl", "table.md") if (folder / name).is_file()]
+    pictures = [(f"report/{f.name}.png", quote(f"report/{f.name}.png")) for f in figures]
+    body.append(html.section("Files", html.links([*files, *pictures])))
+    return html.page(f"Clipwise: {title}", body)
+
+
+def _summary(cells: Sequence[Cell]) -> str:
+    """Every cell of the table with what it is to be compared with, a row each."""
+    plain = {(c.data, c.model): c.mean for c in cells if c.epsilon is None}
+    rows = []
+    for c in cells:
+        without = None if c.epsilon is None else plain.get((c.data, c.model))
+        rows.append(
+            [
+                *(c.variant, c.data, c.model),
+                None if c.epsilon is None else html.Shown(c.epsilon, f"{c.epsilon:g}"),
+                *(_two(c.mean), _two(c.spread), len(c.accuracies)),
+                _two(None if without is None else without - c.mean),
+                *(_two(c.published), _two(None if c.published is None else c.mean - c.published)),
+            ]
+        )
+    kept = [n for n in range(len(SUMMARY)) if n < 7 or any(row[n] is not None for row in rows)]
+    shown = [[row[n] for n in kept] for row in rows]
+    return html.table([SUMMARY[n] for n in kept], shown, caption="press a heading to sort; no epsilon: not private")
+
+
+def _two(value: float | None) -> html.Shown | None:
+    return None if value is None else html.Shown(value, f"{value:.2f}")
+
+
+def _all_bars(data: str, model: str, cells: Sequence[Cell]) -> list[str]:
+    """The epsilon with the most seeds in full view, the others folded: a page of bars is read by nobody."""
+    seeds = {e: 0 for e in dict.fromkeys(cell.epsilon for cell in cells if cell.epsilon is not None)}
+    for cell in cells:
+        if cell.epsilon is not None:
+            seeds[cell.epsilon] += len(cell.accuracies)
+    drawn = {e: draw_bars(f"{data}, {model}, epsilon {e:g}", _bars(cells, e)) for e in seeds}
+    first = max(seeds, key=lambda e: seeds[e], default=None)
+    others = [html.details(f"{data}, {model}, epsilon {e:g}", bars) for e, bars in drawn.items() if e != first]
+    return [drawn[first], *others] if first is not None else []
+
+
+def _bars(cells: Sequence[Cell], epsilon: float) -> list[Bar]:
+    """The methods at one epsilon, best first, then what has no privacy."""
+    chosen = [cell for cell in cells if cell.epsilon == epsilon]
+    chosen.sort(key=lambda cell: -cell.mean)
+    plain = [cell for cell in cells if cell.epsilon is None]
+    bars = []
+    for cell in (*chosen, *plain):
+        half = cell.spread or 0.0
+        guarantee = "" if cell.spent is not None or cell.epsilon is None else " (no guarantee)"
+        text = f"{cell}{guarantee}"
+        low, high = cell.mean - half, cell.mean + half
+        bars.append(Bar(cell.variant, cell.mean, low, high, text, cell.spent is None, cell.published))
+    return bars

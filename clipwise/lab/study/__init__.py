@@ -1,0 +1,22 @@
+"""Studies: a grid of training runs from one file, run side by side, resumable, and shown as tables."""
+
+from clipwise.lab.results import read_results
+from clipwise.lab.study.definition import About, Study, Trial, make_study, read_study
+from clipwise.lab.study.runner import Outcome, Watcher, accuracy_so_far, run_study
+from clipwise.lab.study.table import Cell, summarise, to_markdown
+
+__all__ = [
+    "About",
+    "Cell",
+    "Outcome",
+    "Study",
+    "Trial",
+    "Watcher",
+    "accuracy_so_far",
+    "make_study",
+    "read_results",
+    "read_study",
+    "run_study",
+    "summarise",
+    "to_markdown",
+]

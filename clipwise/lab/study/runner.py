@@ -1,0 +1,138 @@
+"""Runs the trials of a study, several at once, each in a process of its own, and remembers every one that is done.
+
+`results.jsonl` gets a line the moment a trial is finished (appended and fsynced): a study that is killed goes on from
+there. A trial that was under way leaves a folder without a result; it is a seeded run, so that it is thrown away and
+run again, as the same run. Failures are remembered in `failures.jsonl` and tried again the next time.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clipwise import __version__, validate
+from clipwise.lab.processes import side_by_side
+from clipwise.lab.results import append_line, only_one, read_results
+from clipwise.lab.study.definition import Study, Trial
+from clipwise.lab.study.shared import shared_plan
+from clipwise.lab.tuning.share import one_of
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A trial that has ended: its line of results, or why it failed."""
+
+    trial: Trial
+    line: Mapping[str, Any] | None
+    error: str | None
+    seconds: float
+
+
+class Watcher:
+    """Hears how a study goes; this one does not listen. `began` is called from other threads."""
+
+    def start(self, done: Sequence[Mapping[str, Any]]) -> None:
+        """Before the first run, with the lines of those that were done before."""
+
+    def began(self, trial: Trial) -> None: ...
+
+    def ended(self, outcome: Outcome) -> None: ...
+
+
+def run_study(
+    study: Study, folder: Path, *, jobs: int, watcher: Watcher | None = None
+) -> tuple[list[dict[str, Any]], list[Outcome]]:
+    """Run what is missing. Returns the lines of all finished trials of this study, and the failures of this call."""
+    validate.count("jobs", jobs)
+    watcher = watcher or Watcher()
+    folder.mkdir(parents=True, exist_ok=True)
+    with only_one(folder, "study"):
+        wanted = {trial.id: trial for trial in study.trials}
+        done = {line["id"]: line for line in read_results(folder / "results.jsonl") if line["id"] in wanted}
+        watcher.start([done[id_] for id_ in wanted if id_ in done])
+        missing = [trial for id_, trial in wanted.items() if id_ not in done]
+        failures = []
+        for outcome in _side_by_side(missing, folder, jobs, watcher):
+            if outcome.line is None:
+                failures.append(outcome)
+                append_line(folder / "failures.jsonl", {"id": outcome.trial.id, "error": outcome.error})
+            else:
+                done[outcome.trial.id] = dict(outcome.line)
+                append_line(folder / "results.jsonl", outcome.line)
+            watcher.ended(outcome)
+    return [done[id_] for id_ in wanted if id_ in done], failures
+
+
+def accuracy_so_far(folder: Path, trial: Trial) -> tuple[int, float] | None:
+    """The last epoch that a run under way has ended, and its accuracy on test data."""
+    try:
+        line = json.loads((_run_folder(trial, folder) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+        return int(line["epoch"]), float(line["accuracy"])
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        return None  # no epoch has ended yet, or there is no test data
+
+
+def _side_by_side(trials: list[Trial], folder: Path, jobs: int, watcher: Watcher) -> Iterator[Outcome]:
+    def command(trial: Trial) -> list[str]:
+        watcher.began(trial)
+        return _command(trial, folder)
+
+    for trial, ended in side_by_side(trials, command, jobs):
+        if ended.result is None:
+            yield Outcome(trial, None, ended.error, ended.seconds)
+        else:
+            _config_file(trial, folder).unlink()  # the run folder has its own
+            yield _outcome(trial, ended.result, ended.seconds)
+
+
+def _command(trial: Trial, folder: Path) -> list[str]:
+    run = _run_folder(trial, folder)
+    if run.exists():
+        shutil.rmtree(run)  # it has no line of results, so it never ended
+    config = _config_file(trial, folder)
+    config.parent.mkdir(exist_ok=True)
+    asked = trial.config if trial.share is None else one_of(shared_plan(trial))
+    config.write_text(asked.to_toml(), encoding="utf-8")
+    return ["clipwise.cli", "train", "--config", str(config), "--out", str(run), "--json"]
+
+
+def _run_folder(trial: Trial, folder: Path) -> Path:
+    return folder / "runs" / trial.id
+
+
+def _config_file(trial: Trial, folder: Path) -> Path:
+    return folder / "runs" / f"{trial.id}.toml"
+
+
+def _outcome(trial: Trial, result: Mapping[str, Any], seconds: float) -> Outcome:
+    line = _line(trial, result, seconds)
+    if trial.share is None:
+        return Outcome(trial, line, None, seconds)
+    plan = shared_plan(trial)
+    if not result["epsilon"] <= plan.epsilon_per_run * (1 + 1e-6):
+        error = (
+            f"its ledger has epsilon {result['epsilon']}, and the search was planned with {plan.epsilon_per_run} a run"
+        )
+        return Outcome(trial, None, error, seconds)
+    spent = {"epsilon": plan.epsilon_total, "epsilon_of_run": result["epsilon"], "tuning": plan.to_dict()}
+    return Outcome(trial, line | spent, None, seconds)
+
+
+def _line(trial: Trial, result: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    options = trial.config.model_dump(
+        include={"schedule", "optimizer", "lr", "expected_batch_size", "method_options"}, by_alias=True
+    )
+    return {
+        "id": trial.id,
+        "variant": trial.variant,
+        "target_epsilon": None if trial.config.epsilon == float("inf") else trial.config.epsilon,
+        **{f"asked_{name}": value for name, value in options.items()},
+        **{name: value for name, value in result.items() if name != "run_dir"},
+        "run": f"runs/{trial.id}",
+        "seconds": round(seconds, 1),
+        "clipwise": __version__,
+    }

@@ -1,0 +1,145 @@
+"""A search, checked and planned before anything is spent: candidates, score, the parts of the records, the noise of each run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from clipwise import validate
+from clipwise.lab.tuning import make_strategy
+from clipwise.lab.tuning.candidates import Axis, Candidate, make_candidates
+from clipwise.lab.tuning.planning import SearchPlan, Size, make_search_plan
+from clipwise.lab.tuning.trial import pieces
+from clipwise.training.config import make_config
+from clipwise.training.options import TrainConfig
+from clipwise.types import BadArgument
+
+_HELD_OUT = 0.1
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search, checked and planned; nothing is spent yet."""
+
+    plan: SearchPlan
+    public_data: str | None
+    pieces: tuple[int, ...] | None  # of the records, where a part is kept back
+    seed: int | None
+    tested: bool  # whether there is data to run on
+
+
+def prepare(
+    options: Mapping[str, Any],
+    search: Mapping[str, Axis],
+    *,
+    epsilon: float,
+    delta: float | None = None,
+    strategy: str = "grid-rdp",
+    score: str | None = None,
+    held_out: float | None = None,
+    public_data: str | None = None,
+    draw: str = "grid",
+    candidates: int | None = None,
+    repetitions: str | None = None,
+    mean_runs: float | None = None,
+    uncharged: bool = False,
+    samples: int | None = None,
+    steps: int | None = None,
+) -> Search:
+    """Check everything and make the plan. With `samples`, `steps` and a batch size no data is read, and it cannot be run."""
+    made = make_strategy(strategy, repetitions=repetitions, mean_runs=mean_runs)
+    if made.charged == uncharged:
+        raise BadArgument(
+            f"strategy={strategy!r} leaves the search out of the bill, which voids the guarantee for the choice; say "
+            "--uncharged (uncharged=True) if that is meant"
+            if uncharged is False
+            else f"uncharged=True goes with strategy='none' alone, not with {strategy!r}; leave it out"
+        )
+    score = score or made.scores[0]
+    if held_out is not None and (score != "held-out" or made.parts):
+        raise BadArgument(f"held_out={held_out!r} is the share of records that score; it goes with score='held-out'")
+    held_out = validate.probability(
+        "held_out", _HELD_OUT if held_out is None else held_out, one_allowed=False, remedy="give a share such as 0.1"
+    )
+    if (public_data is None) == (strategy == "public"):
+        raise BadArgument(
+            "public_data=None: strategy 'public' searches on public data; name it, --public-data NAME"
+            if public_data is None
+            else f"public_data={public_data!r} is for strategy='public', not for {strategy!r}; leave it out"
+        )
+    kept = {name: value for name, value in options.items() if name not in ("epsilon", "delta", "out")}
+    seed = kept.get("seed")
+    listed = make_candidates(kept, search, draw=draw, number=candidates, seed=seed)
+    cut = score == "held-out"
+    parts = len(listed) if made.parts else None
+    if samples is not None or steps is not None:
+        sizes, cuts, delta = _stated(listed, samples, steps, delta, cut, parts, held_out)
+        plan = make_search_plan(made, listed, sizes, epsilon=epsilon, delta=delta, score=score)
+        return Search(plan, public_data, cuts, seed, tested=False)
+    from clipwise.models import get_architecture
+    from clipwise.training.execute import load_asked, make_network
+    from clipwise.training.resolve import resolve
+
+    if public_data is not None:
+        load_asked(make_config({**kept, "data": public_data}))  # refuses now what it would refuse later
+    dataset = load_asked(listed[0].config)
+    if score == "public" and dataset.test is None:
+        raise BadArgument(
+            f"data={listed[0].config.data!r} has no test part to choose by; use score='held-out', which is charged"
+        )
+    cuts = pieces(len(dataset.train), parts=parts, held_out=held_out) if cut else None
+    if cuts is not None and min(cuts) < 1:
+        raise BadArgument(
+            f"data={listed[0].config.data!r} has too few records for {len(cuts)} parts; search over fewer"
+        )
+    listed = [replace(c, config=resolve(c.config.model_copy(update={"delta": delta}), dataset)) for c in listed]
+    for each in {each.config.model: each for each in listed}.values():
+        make_network(each.config, dataset)  # refuses now what it would refuse later
+        if get_architecture(str(each.config.model)).reconstructs:
+            raise BadArgument(f"model={each.config.model!r} has no accuracy to choose by; search over classifiers")
+    sizes = [size_of_run(each.config, len(dataset.train) if cuts is None else cuts[0]) for each in listed]
+    delta = float(listed[0].config.delta or 0)
+    plan = make_search_plan(made, listed, sizes, epsilon=epsilon, delta=delta, score=score)
+    return Search(plan, public_data, cuts, seed, tested=True)
+
+
+def size_of_run(config: TrainConfig, records: int) -> Size:
+    batch, epochs = int(config.expected_batch_size or 0), int(config.epochs or 0)
+    if batch > records:
+        raise BadArgument(f"batch={batch!r} is above the {records} records that a run trains on; give a smaller one")
+    return Size(records, batch, epochs * math.ceil(records / batch - 1e-9), epochs)
+
+
+def _stated(
+    listed: Sequence[Candidate],
+    samples: int | None,
+    steps: int | None,
+    delta: float | None,
+    cut: bool,
+    parts: int | None,
+    held_out: float,
+) -> tuple[list[Size], tuple[int, ...] | None, float]:
+    if samples is None or steps is None:
+        raise BadArgument(f"samples={samples!r} and steps={steps!r}: a plan without data needs both, and a batch size")
+    validate.count("samples", samples)
+    validate.count("steps", steps)
+    cuts = pieces(samples, parts=parts, held_out=held_out) if cut else None
+    records = samples if cuts is None else cuts[0]
+    sizes = []
+    for candidate in listed:
+        batch = candidate.config.expected_batch_size
+        if batch is None:
+            raise BadArgument("batch=None: a plan without data needs --batch, the expected batch size")
+        if not batch <= records:
+            raise BadArgument(
+                f"batch={batch!r} is above the {records} records that a run trains on; give a smaller one"
+            )
+        sizes.append(Size(records, int(batch), steps, steps * batch / records))
+    delta = 1e-5 if delta is None else delta
+    if delta >= 1 / samples:
+        raise BadArgument(
+            f"delta={delta!r} is not below 1 / {samples}, the number of records; give {0.1 / samples:.0e}"
+        )
+    return sizes, cuts, delta

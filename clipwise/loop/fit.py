@@ -1,0 +1,313 @@
+"""`fit`: model, data and epsilon in; trained model, history and privacy statement out. The loop, and no privacy
+logic."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset
+
+from clipwise import validate
+from clipwise.accounting import Ledger
+from clipwise.clipping import METHODS, Method
+from clipwise.loop.averaging import WeightAverage, check_decay
+from clipwise.loop.evaluation import accuracy, check_class_targets, mean_loss
+from clipwise.loop.lr_schedules import LrSchedule, make_lr_schedule, refuse_double_rate
+from clipwise.losses import Loss, make_loss
+from clipwise.mechanism import Mechanism, Performance, split, takes_options
+from clipwise.noise import Noise
+from clipwise.run import Run
+from clipwise.statement import Statement
+from clipwise.types import BadArgument
+
+LossLike = str | Loss | Callable[[Any, Tensor], Tensor]
+
+
+class Trained(NamedTuple):
+    """What a release after training is made from; `step` numbers it in ledger and noise."""
+
+    model: nn.Module
+    train: Dataset
+    loss: Any
+    method: Method
+    method_state: Any
+    ledger: Ledger
+    noise: Noise
+    step: int
+
+
+class AfterTraining(Protocol):
+    """A release on all training records that follows the last step, charged in the same ledger, from the same budget.
+    (For one, see clipwise/fairness/after_training.py.)"""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def noise_multiplier(self) -> float: ...
+
+    def release(self, trained: Trained) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A finished run. Everything in it is public, or a function of released values and of the test set."""
+
+    model: nn.Module
+    history: list[dict[str, Any]]
+    statement: Statement
+    accuracy: float | None = None
+    released: Mapping[str, Any] = field(default_factory=dict)  # after training, by name, where it was asked for
+    method: Method | None = None  # that clipped, and
+    method_state: Any = None  # its state after the last step; None without privacy
+    test_loss: float | None = None  # instead of accuracy, for a loss that does not compare classes
+
+    @property
+    def epsilon(self) -> float:
+        return self.statement.epsilon
+
+    @property
+    def delta(self) -> float | None:
+        return self.statement.delta
+
+    @property
+    def accountant(self) -> str:
+        return self.statement.accountant
+
+    @property
+    def noise_multiplier(self) -> float:
+        return self.statement.noise_multiplier
+
+    @property
+    def sample_rate(self) -> float:
+        return self.statement.sample_rate
+
+    @property
+    def steps(self) -> int:
+        return self.statement.steps
+
+
+@takes_options
+def fit(
+    model: nn.Module,
+    train: Dataset,
+    *,
+    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
+    loss: LossLike = "cross-entropy",
+    lr_schedule: str | LrSchedule | None = None,
+    average_weights: float = 0.0,
+    test: Dataset | None = None,
+    groups: Callable[[Any], Tensor] | None = None,
+    after: Sequence[AfterTraining] = (),
+    ledger: str | Path | None = None,
+    mechanism: Mechanism | None = None,
+    performance: Performance | None = None,
+    on_epoch: Callable[[dict[str, Any]], None] | None = None,
+    on_step: Callable[[dict[str, Any], int], None] | None = None,
+    **options: Any,
+) -> Fit:
+    """Train privately, to a target epsilon or with a given noise multiplier; epsilon=inf trains without privacy, for
+    comparison.
+
+        clipwise.fit(model, data, epsilon=3.0, delta=1e-5, epochs=10, expected_batch_size=256)
+
+    The training:
+        model, train, test: the model, and data sets of (input, target).
+        optimizer: a function that makes the optimizer from the parameters; SGD with momentum by default.
+        loss: the text of one (see clipwise/losses.py), or a function loss(output, target), a mean over the rows.
+        lr_schedule: how the rate moves (see clipwise/loop/lr_schedules.py).
+        average_weights: decay of a moving average of the weights, which is then the trained model.
+        groups: for a method that treats groups apart, a function of a batch: the group (0, 1, ...) of each row.
+        after: releases on the training records that follow the last step, paid for from the same budget.
+        ledger: a file for the privacy ledger; an existing one goes on, and what it holds counts.
+        mechanism, performance: the options below, each as one value.
+        on_epoch: gets each line of the history.
+        on_step: gets the public values of each step, and the number of steps planned.
+    """
+    if mechanism is None:
+        mechanism, performance = split(options)
+    elif options:
+        raise BadArgument(f"{', '.join(options)}: the mechanism is given whole; put its options into it")
+    epochs = validate.count("epochs", mechanism.epochs)
+    batch = validate.count("expected_batch_size", mechanism.expected_batch_size)
+    check_decay(average_weights)
+    _check_after(after, mechanism)
+    loss = make_loss(loss) if isinstance(loss, str) else loss
+    made = _make_optimizer(optimizer, model)
+    rate_schedule = _checked_rates(lr_schedule, mechanism, made, test)
+    _check_targets(model, train, loss)
+    run = Run(
+        model,
+        made,
+        DataLoader(train, batch_size=batch, shuffle=True),
+        mechanism,
+        performance,
+        groups=groups,
+        ledger=ledger,
+        after=tuple(release.noise_multiplier for release in after),
+        notify=lambda message: warnings.warn(message, stacklevel=2),
+    )
+    average = WeightAverage(model.parameters(), average_weights)
+    report = Reporter(model, made, test, loss, on_epoch, on_step, average)
+    model.train()
+    run.engine.install()
+    try:
+        per_epoch = run.plan.steps_per_epoch
+        rates = rate_schedule.start(made, epochs=epochs, steps_per_epoch=per_epoch)
+        for epoch in range(1, epochs + 1):
+            affordable = run.affordable(per_epoch)
+            for _ in run.take_steps(affordable, _loss_of(model, loss)):
+                average.update()
+                report.step(run.state.step, epochs * per_epoch, **run.public_values())
+                rates.after_step()
+            report.epoch(epoch, run.state.step, epsilon=run.epsilon_or_none(), **run.public_values())
+            rates.after_epoch(report.figure, higher_is_better=report.higher_is_better)
+            if affordable < per_epoch:
+                raise run.exhausted()
+        average.finish()
+        run.engine.remove()
+        released = _release(run, train, loss, after)
+    finally:
+        run.close()
+    return Fit(
+        model,
+        report.history,
+        _with_notes(run.statement(), loss, rate_schedule),
+        report.accuracy,
+        released=released,
+        method=run.plan.method if run.plan.private else None,
+        method_state=run.state.method if run.plan.private else None,
+        test_loss=report.loss,
+    )
+
+
+def _loss_of(model: nn.Module, loss: Callable[[Any, Tensor], Tensor]) -> Callable[[Any], Tensor]:
+    device = _device(model)
+
+    def loss_of(batch: Any) -> Tensor:
+        inputs, targets = (x.to(device) for x in batch[:2])  # the group may follow
+        return loss(model(inputs), targets)
+
+    return loss_of
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
+
+
+def _release(run: Run, train: Dataset, loss: Any, after: Sequence[AfterTraining]) -> dict[str, Any]:
+    """What follows the last step, each with a line of its own in the ledger."""
+    state = run.state
+    return {
+        one.name: one.release(
+            Trained(run.model, train, loss, run.plan.method, state.method, run.ledger, run.noise, state.step + number)
+        )
+        for number, one in enumerate(after)
+    }
+
+
+def _with_notes(statement: Statement, loss: Any, schedule: LrSchedule) -> Statement:
+    more = (loss.note if isinstance(loss, Loss) else None, schedule.note)
+    return dataclasses.replace(statement, notes=(*statement.notes, *(note for note in more if note)))
+
+
+def rate_setting_method(method: str | Method) -> str | None:
+    """The method's name, if it learns the learning rate."""
+    kind = METHODS.get(method) if isinstance(method, str) else type(method)
+    return kind.name if kind is not None and kind.learning_rate is not Method.learning_rate else None
+
+
+def _check_after(after: Sequence[AfterTraining], mechanism: Mechanism) -> None:
+    if after and not mechanism.private:
+        names = ", ".join(one.name for one in after)
+        raise BadArgument(
+            f"{names} with epsilon=inf: training without privacy keeps no ledger to pay from; leave it out"
+        )
+
+
+def _make_optimizer(make: Any, model: nn.Module) -> Optimizer:
+    if make is not None and not callable(make):
+        raise BadArgument(
+            f"optimizer={make!r} is not a function; give one that makes the optimizer from the parameters, such as torch.optim.Adam"
+        )
+    parameters = (p for p in model.parameters() if p.requires_grad)
+    return torch.optim.SGD(parameters, lr=0.5, momentum=0.9) if make is None else make(parameters)
+
+
+def _checked_rates(
+    lr_schedule: str | LrSchedule | None, mechanism: Mechanism, optimizer: Optimizer, test: Dataset | None
+) -> LrSchedule:
+    schedule = make_lr_schedule(lr_schedule)
+    refuse_double_rate(
+        schedule,
+        method=rate_setting_method(mechanism.method) if mechanism.private else None,
+        optimizer=type(optimizer).__name__ if "noise_std" in optimizer.param_groups[0] else None,
+    )
+    if schedule.kind == "plateau" and test is None:
+        raise BadArgument("lr_schedule='plateau' watches a figure on public test records; give test data")
+    return schedule
+
+
+def _check_targets(model: nn.Module, train: Dataset, loss: Any) -> None:
+    if loss is F.cross_entropy or (isinstance(loss, Loss) and loss.wants_classes):
+        classes = check_class_targets(model, train, _device(model))
+        if isinstance(loss, Loss):
+            loss.check_classes(classes)
+
+
+class Reporter:
+    """Collects the history: public values, released values and the figure on the test set."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        test: Dataset | None,
+        loss: Any,
+        on_epoch: Callable[[dict[str, Any]], None] | None,
+        on_step: Callable[[dict[str, Any], int], None] | None,
+        average: WeightAverage,
+    ):
+        self._average = average
+        self.history: list[dict[str, Any]] = []
+        self.accuracy: float | None = None
+        self.loss: float | None = None
+        self.higher_is_better = not isinstance(loss, Loss) or loss.wants_classes  # accuracy, or a loss
+        self._compare = loss
+        self._model, self._optimizer, self._test = model, optimizer, test
+        self._on_epoch, self._on_step = on_epoch, on_step
+
+    @property
+    def figure(self) -> float | None:
+        return self.accuracy if self.higher_is_better else self.loss
+
+    def step(self, done: int, planned: int, **values: Any) -> None:
+        if self._on_step:
+            self._on_step({"step": done, "lr": self._optimizer.param_groups[0]["lr"], **values}, planned)
+
+    def epoch(self, epoch: int, step: int, **values: Any) -> None:
+        with self._average.in_place():
+            if self._test is not None and self.higher_is_better:
+                self.accuracy = accuracy(self._model, self._test, _device(self._model))
+            elif self._test is not None:
+                self.loss = mean_loss(self._model, self._test, self._compare, _device(self._model))
+        line = {
+            "epoch": epoch,
+            "step": step,
+            "accuracy": self.accuracy,
+            **({} if self.loss is None else {"test_loss": self.loss}),
+            "lr": self._optimizer.param_groups[0]["lr"],
+            **values,
+        }
+        self.history.append(line)
+        if self._on_epoch:
+            self._on_epoch(line)

@@ -1,0 +1,59 @@
+"""The engine of a run without privacy: torch's own gradients, behind the face of the private engine.
+
+No norm is measured, so that every record has the same weight; nothing is bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from clipwise.norms.tape import Weigh
+from clipwise.types import LoopMisuse
+
+
+class PlainTape:
+    """The sum of the rows' gradients, each with the weight of a row of norm 0 (they all have the same)."""
+
+    slack = 0.0
+
+    def __init__(self, sums: list[Tensor], rows: int):
+        self._sums, self._rows = sums, rows
+
+    def weighted_sums(self, weigh: Weigh) -> dict[str, list[Tensor]]:
+        weights = weigh(torch.zeros(self._rows, device=self._sums[0].device), slice(0, self._rows))
+        return {name: [total * own[0] for total in self._sums] for name, own in weights.items()}
+
+
+class PlainEngine:
+    """`open(rows)`, the user's forward and backward, `close()`: one physical batch."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], *, loss_reduction: str):
+        self.parameters: Sequence[nn.Parameter] = list(parameters.values())
+        self._reduction = loss_reduction
+        self._rows: int | None = None
+
+    def install(self) -> None:
+        self._forget()
+
+    def remove(self) -> None:
+        self._rows = None
+
+    def open(self, rows: int) -> None:
+        self._forget()
+        self._rows = rows
+
+    def close(self) -> PlainTape:
+        rows, self._rows = self._rows, None
+        if rows is None or all(p.grad is None for p in self.parameters):
+            raise LoopMisuse("optimizer.step() came without a new loss.backward() on a batch of private.loader")
+        scale = float(rows) if self._reduction == "mean" else 1.0
+        sums = [torch.zeros_like(p) if p.grad is None else p.grad * scale for p in self.parameters]
+        self._forget()
+        return PlainTape(sums, rows)
+
+    def _forget(self) -> None:
+        for p in self.parameters:
+            p.grad = None

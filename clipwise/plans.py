@@ -1,0 +1,301 @@
+"""The plan: one frozen value from which sampler, noise, event and split are made together.
+
+The joint guarantee. A step releases the weighted gradient sum and the method's side queries, all on one batch, each with
+Gaussian noise of std = (its multiplier) x (its l2 bound). Divide each by its std: one record moves the stacked vector by
+at most sqrt(sum_k sigma_k^-2), so the step is one Gaussian release with multiplier sigma_eff = (sum_k sigma_k^-2)^(-1/2),
+subsampled *once*, as the plan's sampler draws. The plan gives each side query the multiplier it asks for and the gradient
+the rest, so that sigma_eff is the total that was stated or calibrated, times the schedule's factor for the step. The event
+depends on the plan alone: what a run will cost is known before it begins.
+
+A sampler and its event are a pair (`SAMPLING`): nothing draws batches in one way and accounts for another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import NamedTuple
+
+from clipwise import validate
+from clipwise.accounting import ACCOUNTANTS, Event, FixedSizeEvent, StepEvent, within
+from clipwise.accounting.calibrate import calibrate_shape
+from clipwise.accounting.joint import gradient_share
+from clipwise.clipping import Context, Method, Unclipped, make_method
+from clipwise.mechanism import Mechanism
+from clipwise.sampling import FixedSizeSampler, PoissonSampler, Sampler
+from clipwise.schedules import Schedule, make_schedule
+from clipwise.types import BadArgument, SideQuery
+
+
+class Pair(NamedTuple):
+    """How batches are drawn, and what a step on such a batch costs."""
+
+    sampler: type[Sampler]
+    event: type[Event]
+    neighbours: str
+    words: str
+
+
+SAMPLING = {
+    "poisson": Pair(
+        PoissonSampler,
+        StepEvent,
+        "add or remove one record",
+        "Poisson: each record joins each batch with probability q, independently",
+    ),
+    "fixed-size": Pair(
+        FixedSizeSampler,
+        FixedSizeEvent,
+        "replace one record",
+        "of a fixed size, without replacement: q of the records, drawn anew for each batch, all subsets alike",
+    ),
+}
+
+
+class Facts(NamedTuple):
+    """What the mechanism meets, all of it public or treated as such: the records, the model and the loop."""
+
+    size: int  # records
+    parameters: int  # numbers that are trained
+    batch_size: int | None = None  # the loader's, where the mechanism states none
+    learning_rate: float = 0.0  # the optimizer's, where a method that learns it starts
+    after: tuple[float, ...] = ()  # noise multipliers of releases on all records that follow the last step
+
+
+class Shares(NamedTuple):
+    """Noise of one step: the joint multiplier, the gradient's, and the side queries with theirs."""
+
+    total: float
+    gradient: float
+    sides: tuple[SideQuery, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    method: Method
+    sampler: Sampler
+    expected_batch_size: float
+    noise_multiplier: float  # the total, noise std / joint l2 bound, before the schedule's factor
+    parameters: int  # numbers that are trained
+    sampling: str = "poisson"
+    schedule: Schedule = field(default_factory=Schedule)
+    steps: int | None = None  # planned; None where the user goes on as long as they like
+    delta: float | None = None
+    target_epsilon: float | None = None
+    accountant: str = "best"
+    learning_rate: float = 0.0  # the optimizer's, where a method that learns it starts
+    size_is_public: bool = True
+    after: tuple[Event, ...] = ()  # releases that follow the last step, paid for from the same budget
+    unit: str = Mechanism.model_fields["unit"].default
+
+    def __post_init__(self) -> None:
+        validate.positive("expected_batch_size", self.expected_batch_size)
+        validate.non_negative("noise_multiplier", self.noise_multiplier)
+        validate.count("parameters", self.parameters)
+        validate.choice("accountant", self.accountant, ACCOUNTANTS)
+        validate.choice("sampling", self.sampling, SAMPLING)
+        if self.steps is not None:
+            validate.count("steps", self.steps)
+        if self.method.sound:  # a side query that leaves no room, at any step, is refused now
+            try:
+                gradient_share(self.context.noise_multiplier, [s.noise_multiplier for s in self.side_queries])
+            except BadArgument as problem:
+                raise BadArgument(
+                    f"method={self.method.name!r} with expected_batch_size={self.expected_batch_size:g} and noise_multiplier="
+                    f"{self.context.noise_multiplier:g}: what it releases beside the gradient would take all of the noise budget. Use a "
+                    f"larger batch, a larger epsilon (less noise), or another method ({problem})"
+                ) from problem
+        self.method.init(self.context)  # what a method or a schedule cannot run with is refused before a ledger is made
+        self.total(0)
+
+    @property
+    def private(self) -> bool:
+        """Whether gradients are clipped and noised at all (by a sound method or not)."""
+        return not isinstance(self.method, Unclipped)
+
+    @property
+    def sample_rate(self) -> float:
+        return self.sampler.sample_rate
+
+    @property
+    def neighbours(self) -> str:
+        return SAMPLING[self.sampling].neighbours
+
+    @property
+    def context(self) -> Context:
+        largest = self.noise_multiplier * self.schedule.largest
+        return Context(
+            self.expected_batch_size,
+            largest,
+            self.parameters,
+            self.steps or 0,
+            self.sample_rate,
+            self.learning_rate,
+        )
+
+    @property
+    def side_queries(self) -> tuple[SideQuery, ...]:
+        return self.method.side_queries(self.context)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return _batches_of_a_pass(self.sample_rate)
+
+    def total(self, step: int) -> float:
+        """The noise multiplier of everything that this step releases."""
+        return self.noise_multiplier * _factor(self.method, self.schedule, self.context, step)
+
+    def shares(self, step: int) -> Shares:
+        total, sides = self.total(step), self.side_queries
+        if not self.method.sound:  # no split of the noise would make it private
+            return Shares(total, total, sides)
+        return Shares(total, gradient_share(total, [side.noise_multiplier for side in sides]), sides)
+
+    def event(self, step: int) -> Event:
+        """What this step costs, known before it is taken: without bound for a method without a valid guarantee."""
+        return SAMPLING[self.sampling].event(self.sample_rate, self.total(step) if self.method.sound else 0.0)
+
+    def coming(self, first: int, count: int) -> list[Event]:
+        """The cost of so many steps from the first on, equal neighbours as one."""
+        if type(self.method).noise_factor is Method.noise_factor and self.schedule.kind == "constant":
+            return [SAMPLING[self.sampling].event(self.sample_rate, self.event(first).noise_multiplier, count)]
+        return [self.event(first + i) for i in range(count)]
+
+
+def make(mechanism: Mechanism, facts: Facts, *, spent: Sequence[Event] = (), taken: int = 0) -> Plan:
+    """The plan of a mechanism on these facts, from a target epsilon (the noise is calibrated) or from a noise multiplier.
+    Checks before anything is spent. `spent` has been charged already, and `taken` steps are done: of a run that goes on,
+    whose remaining steps must fit into what is left."""
+    method, pair = _method(mechanism), SAMPLING[mechanism.sampling]
+    sampler, batch = _sampler(mechanism, facts, pair)
+    public = mechanism.sample_rate is None or mechanism.expected_batch_size is None
+    if mechanism.delta is not None:
+        check_delta(mechanism.delta, facts.size if public else None)
+    passes = mechanism.epochs
+    steps = None if passes is None else max(1, round(passes * _batches_of_a_pass(sampler.sample_rate)))
+    schedule = make_schedule(mechanism.schedule, epochs=passes)
+    after = tuple(pair.event(1.0, noise) for noise in facts.after)
+    noise = mechanism.noise_multiplier
+    if not mechanism.private:
+        noise = 0.0
+    elif noise is None:
+        context = Context(float(batch), 0.0, facts.parameters, steps or 0, sampler.sample_rate)
+        factors = _factors_left(method, schedule, context, taken)
+        shape = _shape(mechanism, pair.event, sampler.sample_rate, factors, (*spent, *after), steps)
+        noise = calibrate_shape(mechanism.epsilon, mechanism.delta, shape, mechanism.accountant)  # type: ignore[arg-type]  # _shape refuses None
+    return Plan(
+        method=method,
+        sampler=sampler,
+        sampling=mechanism.sampling,
+        expected_batch_size=float(batch),
+        noise_multiplier=noise,
+        parameters=facts.parameters,
+        schedule=schedule,
+        steps=steps,
+        delta=mechanism.delta,
+        target_epsilon=mechanism.epsilon,
+        accountant=mechanism.accountant,
+        learning_rate=facts.learning_rate,
+        size_is_public=public,
+        after=after,
+        unit=mechanism.unit,
+    )
+
+
+def _method(mechanism: Mechanism) -> Method:
+    method = mechanism.method
+    if isinstance(method, str):
+        method = make_method(method, **mechanism.method_options)
+    if not mechanism.private:
+        return Unclipped()
+    if not isinstance(method, Method):
+        raise BadArgument(f"method={method!r}: give a name with its options, or a method object that holds them")
+    if not method.sound and not mechanism.allow_unsound:
+        raise BadArgument(
+            f"method {method.name!r} has no valid guarantee; give allow_unsound=True (--allow-unsound) to run it all "
+            f"the same, with an infinite epsilon{'' if method.alternative is None else f', or use {method.alternative!r}'}"
+        )
+    return method
+
+
+def _sampler(mechanism: Mechanism, facts: Facts, pair: Pair) -> tuple[Sampler, float]:
+    """The sampler, and the expected batch size."""
+    batch = facts.batch_size if mechanism.expected_batch_size is None else mechanism.expected_batch_size
+    batch = validate.positive("expected_batch_size", batch, "give the expected number of records in a batch")
+    rate = mechanism.sample_rate
+    if rate is None:
+        rate = batch / facts.size
+        if rate > 1:
+            raise BadArgument(
+                f"expected_batch_size={batch:g} is above the {facts.size} records of the data set; give at most that many"
+            )
+    return pair.sampler(facts.size, rate), batch
+
+
+def _shape(
+    mechanism: Mechanism,
+    kind: type[Event],
+    rate: float,
+    factors: Sequence[tuple[float, int]],
+    others: tuple[Event, ...],
+    steps: int | None,
+) -> Callable[[float], list[Event]]:
+    """All that the run will have been charged, as a function of its noise multiplier."""
+    if mechanism.epsilon is None:
+        raise BadArgument("epsilon=None and noise_multiplier=None: give exactly one of the two, such as epsilon=3.0")
+    if mechanism.delta is None:
+        raise BadArgument(
+            "delta=None: a target epsilon holds at some delta; give one well below 1 / size of the data set, such as 1e-5"
+        )
+    if steps is None:
+        raise BadArgument(
+            "epochs=None: the noise for a target epsilon depends on the number of steps; give the epochs that are planned"
+        )
+    if others and not within(list(others), mechanism.delta, mechanism.epsilon, mechanism.accountant):
+        raise BadArgument(
+            f"epsilon={mechanism.epsilon!r}: the releases after training alone cost more, or what was charged before; give "
+            "them more noise, or state a larger epsilon"
+        )
+    return lambda noise: [*(kind(rate, noise * factor, count) for factor, count in factors), *others]
+
+
+def _factor(method: Method, schedule: Schedule, context: Context, step: int) -> float:
+    own = method.noise_factor(context, step)
+    if not 0 < own <= 1:
+        raise BadArgument(f"method {method.name!r}: noise_factor={own!r} at step {step} must lie in (0, 1]")
+    return own * schedule.factor(step, sample_rate=context.sample_rate, steps=context.steps or None)
+
+
+def _factors_left(method: Method, schedule: Schedule, context: Context, taken: int) -> list[tuple[float, int]]:
+    """(factor, how many steps in a row have it) over the planned steps that are not taken yet."""
+    left = []
+    for factor, count in noise_runs(method, schedule, context):
+        skipped = min(taken, count)
+        taken -= skipped
+        if count > skipped:
+            left.append((factor, count - skipped))
+    return left
+
+
+def noise_runs(method: Method, schedule: Schedule, context: Context) -> list[tuple[float, int]]:
+    """(factor, how many steps in a row have it) over the planned steps."""
+    if type(method).noise_factor is Method.noise_factor:
+        return schedule.runs(context.steps, context.sample_rate)
+    factors = (_factor(method, schedule, context, step) for step in range(context.steps))
+    return [(factor, sum(1 for _ in same)) for factor, same in groupby(factors)]
+
+
+def _batches_of_a_pass(sample_rate: float) -> int:
+    return math.ceil(1 / sample_rate - 1e-9)  # 1e-9 takes up the rounding of the rate
+
+
+def check_delta(delta: float, size: int | None) -> float:
+    validate.probability("delta", delta, one_allowed=False, remedy="give a small probability such as 1e-5")
+    if size is not None and delta >= 1 / size:
+        raise BadArgument(
+            f"delta={delta!r} is not below 1 / {size}, the size of the data set: publishing one random record would satisfy it; "
+            f"give at most {1 / (10 * size):.1g}"
+        )
+    return delta

@@ -1,0 +1,247 @@
+"""From checked options to a finished run folder: data, model, training, result. `clipwise train` and the runs of a search
+stand on it; it prints nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from contextlib import closing, nullcontext
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from clipwise.clipping import METHODS, make_method
+from clipwise.data import DATASETS, DataSet, get_source, is_file, load
+from clipwise.data.grouping import find_grouping
+from clipwise.data.source import cache_folder
+from clipwise.data.text import Encoder
+from clipwise.fairness.after_training import clipped_counts, group_counts
+from clipwise.fairness.of_run import figures_of_run
+from clipwise.loop.fit import AfterTraining, Fit, fit
+from clipwise.models import build_model, get_architecture, parameter_count, text_encoder
+from clipwise.models.freezing import FeaturesAndHead, on_features, trains_last_layer_only
+from clipwise.models.pretrained import note
+from clipwise.statement import Statement
+from clipwise.training.folder import RunFolder, finite
+from clipwise.training.options import TrainConfig
+from clipwise.training.resolve import optimizer_of
+from clipwise.training.tensorboard import EventLog
+from clipwise.types import ClipwiseError
+
+PATH_POINTS = 1000  # of path.jsonl, at most
+
+
+def load_asked(asked: TrainConfig) -> DataSet:
+    """The data that the options name; refuses a method that they name wrongly before it reads any."""
+    encoder = _own_encoder(asked)
+    make_method(asked.method, **asked.method_options)
+    return load(
+        asked.data,
+        label=asked.label,
+        classes=asked.classes,
+        ranges=asked.ranges,
+        test_fraction=asked.test_fraction,
+        standardize=asked.standardize,
+        vocabulary=asked.vocabulary if encoder is None else encoder,
+    )
+
+
+def make_network(settings: TrainConfig, dataset: DataSet) -> nn.Module:
+    """The untrained model of the (resolved) options; refuses groups that the data does not have."""
+    find_grouping(dataset, settings.group_by)
+    return build_model(str(settings.model), dataset, settings.seed, weights=settings.pretrained, freeze=settings.freeze)
+
+
+def train_into(
+    folder: RunFolder,
+    settings: TrainConfig,
+    dataset: DataSet,
+    network: nn.Module,
+    *,
+    on_step: Callable[[dict[str, Any], int], None] = lambda *_: None,
+    on_epoch: Callable[[dict[str, Any]], None] = lambda *_: None,
+    on_rows: Callable[[int, int], None] = lambda *_: None,
+    notice: Callable[[str], None] = lambda *_: None,
+) -> tuple[dict[str, Any], Statement]:
+    """Train and leave everything in the folder, also of a run that fails. The arguments are those of `fit`; `on_rows`
+    hears how many records have their frozen features, and of how many, `notice` what a user should know."""
+    try:
+        folder.write("config.toml", settings.to_toml())
+        with _event_log(settings, folder) as log:
+            parts = _for_training(settings, dataset, network, on_rows, notice)
+            done, test_part = _fit(settings, dataset, parts, folder, log, on_step, on_epoch), parts[2]
+        return _write(settings, dataset, network, done, test_part, folder)
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            charged = "; the steps that were taken stay charged in the ledger" if folder.ledger.exists() else ""
+            error = ClipwiseError(f"interrupted{charged}")
+        folder.fail(error)
+        raise error
+
+
+def _event_log(settings: TrainConfig, folder: RunFolder) -> closing[EventLog] | nullcontext[None]:
+    """TensorBoard's events, where they were asked for: in the run folder, or under its name in a folder for many runs."""
+    if not settings.tensorboard:
+        return nullcontext()
+    within_run = settings.tensorboard is True
+    return closing(
+        EventLog(folder.path / "tensorboard" if within_run else Path(str(settings.tensorboard)) / folder.path.name)
+    )
+
+
+def _own_encoder(asked: TrainConfig) -> Encoder | None:
+    """The tokeniser of a model that brings one, for texts."""
+    if asked.model is None or asked.vocabulary or is_file(asked.data) or get_source(asked.data).kind != "text":
+        return None
+    default = get_source(asked.data).encoder
+    return None if default is None else text_encoder(asked.model, asked.pretrained, default.length)
+
+
+def _fit(
+    settings: TrainConfig,
+    dataset: DataSet,
+    parts: tuple[nn.Module, TensorDataset, TensorDataset | None],
+    folder: RunFolder,
+    log: EventLog | None,
+    on_step: Callable[[dict[str, Any], int], None],
+    on_epoch: Callable[[dict[str, Any]], None],
+) -> Fit:
+    trained, train_part, test_part = parts
+    grouping, groups = find_grouping(dataset, settings.group_by), None
+    counted = settings.group_counts is not None or settings.clipped_counts is not None
+    if METHODS[settings.method].needs_groups or counted:
+        train_part, groups = TensorDataset(*train_part.tensors, grouping.train), _third
+    lines: list[dict[str, Any]] = []
+    path: list[dict[str, Any]] = []
+
+    def keep_step(values: dict[str, Any], planned: int) -> None:
+        if values["step"] % math.ceil(planned / PATH_POINTS) == 0:
+            path.append(finite(values))
+            if log:
+                log.step(values)
+        on_step(values, planned)
+
+    def keep_epoch(line: dict[str, Any]) -> None:
+        lines.append(finite(line))
+        folder.write_lines("metrics.jsonl", lines)
+        folder.write_lines("path.jsonl", path)
+        if log:
+            log.epoch(line)
+        on_epoch(line)
+
+    return fit(
+        trained,
+        train_part,
+        mechanism=settings.mechanism,
+        performance=settings.performance,
+        optimizer=optimizer_of(settings),
+        loss=str(settings.loss),
+        lr_schedule=settings.lr_schedule,
+        average_weights=float(settings.average_weights or 0),
+        test=test_part,
+        groups=groups,
+        after=_after(settings, groups, len(grouping.names)),
+        ledger=folder.ledger,
+        on_epoch=keep_epoch,
+        on_step=keep_step,
+    )
+
+
+def _after(settings: TrainConfig, groups: Callable[[Any], Tensor] | None, number_of_groups: int) -> list[AfterTraining]:
+    """Counts by group on the training records, where they were asked for."""
+    asked = ((group_counts, settings.group_counts), (clipped_counts, settings.clipped_counts))
+    return [
+        make(noise, groups=groups, number_of_groups=number_of_groups)  # type: ignore[arg-type]  # refused if None
+        for make, noise in asked
+        if noise is not None
+    ]
+
+
+def _third(batch: Any) -> Tensor:
+    """The group of each record, which follows input and target."""
+    return batch[2]
+
+
+def _for_training(
+    settings: TrainConfig,
+    dataset: DataSet,
+    network: nn.Module,
+    on_rows: Callable[[int, int], None],
+    notice: Callable[[str], None],
+) -> tuple[nn.Module, TensorDataset, TensorDataset | None]:
+    """What is trained, and on what, train and test: a last layer on frozen features, or images that are their own targets."""
+    if isinstance(network, FeaturesAndHead) and trains_last_layer_only(network):
+        keep = settings.data in DATASETS
+        kept = f" and kept in {cache_folder()} for the next run" if keep else ""
+        notice(f"only the last layer is trained; the frozen features of each record are computed once{kept}")
+        last, dataset = on_features(network, dataset, keep=keep, on_rows=on_rows)
+        return last, dataset.train, dataset.test
+    if get_architecture(str(settings.model)).reconstructs:
+        train, test = (
+            None if part is None else TensorDataset(part.tensors[0], part.tensors[0])
+            for part in (dataset.train, dataset.test)
+        )
+        return network, train or dataset.train, test
+    return network, dataset.train, dataset.test
+
+
+def _write(
+    settings: TrainConfig,
+    dataset: DataSet,
+    network: nn.Module,
+    done: Fit,
+    test_part: TensorDataset | None,
+    folder: RunFolder,
+) -> tuple[dict[str, Any], Statement]:
+    """Weights, statement and result; the result is what `clipwise train --json` prints."""
+    folder.write("model.safetensors", save({k: v.contiguous() for k, v in network.state_dict().items()}))
+    if not all(p.isfinite().all() for p in network.parameters()):
+        folder.write("statement.md", done.statement.to_markdown())
+        raise ClipwiseError(
+            f"the weights are no longer finite after {done.steps} steps, which stay charged; lower --lr (it was {settings.lr:g}) or the threshold"
+        )
+    groups = figures_of_run(settings, dataset, network, done, test_part)
+    if groups.predicted is not None:
+        folder.write("predictions.npz", groups.predicted)
+    weights = () if settings.pretrained is None else (note(settings.pretrained),)
+    statement = dataclasses.replace(
+        done.statement,
+        notes=(*done.statement.notes, *dataset.notes, *weights),
+        tuning=dataset.tuning or done.statement.tuning,
+        figures_by_group=groups.said,
+        unsafe_diagnostics=settings.unsafe_diagnostics,
+    )
+    folder.write("statement.md", statement.to_markdown())
+    result = finite(
+        {
+            "method": settings.method if statement.private else "none",
+            "data": settings.data,
+            "model": settings.model,
+            "epsilon": done.epsilon,
+            "private": math.isfinite(done.epsilon),
+            "delta": done.delta,
+            "accountant": done.accountant,
+            "noise_multiplier": done.noise_multiplier,
+            "noise_schedule": done.statement.noise_schedule,
+            **({} if statement.claimed_epsilon is None else {"claimed_epsilon": statement.claimed_epsilon}),
+            "sample_rate": done.sample_rate,
+            "steps": done.steps,
+            "accuracy": done.accuracy,
+            **groups.figures,
+            **({} if done.test_loss is None else {"test_loss": done.test_loss}),
+            "run_dir": str(folder.path),
+            "test_size": None if dataset.test is None else len(dataset.test),
+            "parameters": parameter_count(network),
+            "trained_parameters": parameter_count(network, trained=True),
+            "loss": settings.loss,
+            "lr_schedule": settings.lr_schedule,
+            "epochs": settings.epochs,
+            "seed": settings.seed,
+        }
+    )
+    folder.write_json("result.json", result)
+    return result, statement
