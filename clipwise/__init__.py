@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from clipwise.loop.fit import fit
     from clipwise.plans import Plan
     from clipwise.step import private_step
+    from clipwise.training.verify import verify
     from clipwise.types import BadArgument, BudgetExhausted, ClipwiseError, LoopMisuse, Unsupported
 
 _HOME = {
@@ -27,6 +28,7 @@ _HOME = {
     "Plan": "clipwise.plans",
     "private_step": "clipwise.step",
     "tune": "clipwise.lab.tuning.runner",
+    "verify": "clipwise.training.verify",
     **dict.fromkeys(("BadArgument", "BudgetExhausted", "ClipwiseError", "LoopMisuse", "Unsupported"), "clipwise.types"),
 }
 __all__ = [
@@ -42,6 +44,7 @@ __all__ = [
     "fix",
     "private_step",
     "tune",
+    "verify",
 ]
 
 

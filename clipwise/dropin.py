@@ -231,4 +231,8 @@ def attach(
         ledger=ledger,
         notify=lambda message: warnings.warn(message, stacklevel=2),
     )
-    return Private(run, optimizer, loader, lr_scheduler)
+    try:
+        return Private(run, optimizer, loader, lr_scheduler)
+    except BaseException:
+        run.close()  # the ledger's lock, and the model, are not kept by a run that never was
+        raise

@@ -6,9 +6,13 @@ socket or a directory under the name is refused before a byte is read or written
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 from pathlib import Path
+
+MOST_BYTES = 64 << 20  # of a text (a config, a manifest, metrics of a very long run): far above all that were seen
+_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 
 
 class NotOrdinary(OSError):
@@ -27,3 +31,38 @@ def open_ordinary(path: str | Path, flags: int = os.O_RDONLY, mode: int = 0o600)
         os.close(file)
         raise NotOrdinary(f"{path} is not an ordinary file")
     return file
+
+
+def read_bytes(path: str | Path, *, most: int = MOST_BYTES, follow: bool = True) -> bytes:
+    """The whole file, if it is ordinary and not above `most` bytes; follow=False refuses a link. Fails with an OSError."""
+    with os.fdopen(open_ordinary(path, os.O_RDONLY | (0 if follow else _NOFOLLOW)), "rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise NotOrdinary(f"{path} is larger than {most} bytes, which no such file is")
+    return data
+
+
+def sha256_of(path: str | Path) -> tuple[str, int]:
+    """Digest and size of an ordinary file that is no link, in bounded memory."""
+    digest, size = hashlib.sha256(), 0
+    with os.fdopen(open_ordinary(path, os.O_RDONLY | _NOFOLLOW), "rb") as file:
+        while part := file.read(1 << 20):
+            digest.update(part)
+            size += len(part)
+    return digest.hexdigest(), size
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """The file under a temporary name first, then renamed: no reader, and no crash, sees half of it; a link of either name
+    is replaced, not followed. The folder must have one writer."""
+    temporary = path.with_name(f".{path.name}.part")
+    temporary.unlink(missing_ok=True)  # of a process that was killed
+    try:
+        with os.fdopen(open_ordinary(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

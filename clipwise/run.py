@@ -76,9 +76,25 @@ class Run:
         self._notes: list[str] = []
         engine = self._engine(parameters, loss_reduction, notify)
         book = open_ledger(ledger if plan.private else None, public_facts(plan))
+        try:
+            self._begin(plan, engine, book, loader, optimizer, groups)
+        except BaseException:
+            book.close()  # the lock is not kept by a run that never was
+            raise
         self._ledger_path = ledger
+        _taken.add(model)
+
+    def _begin(
+        self,
+        plan: Plan,
+        engine: Engine,
+        book: Ledger,
+        loader: DataLoader,
+        optimizer: Optimizer,
+        groups: Callable[[Any], Tensor] | None,
+    ) -> None:
         self._goes_on = bool(book.events())  # an older ledger whose charges count
-        seed = mechanism.seed
+        seed = self.mechanism.seed
         key = (Key.fresh() if seed is None else Key.from_seed(seed)).derive(f"segment {book.stream}")
         self.batches = SampledLoader(loader, plan.sampler, key, max_physical_batch=self.performance.max_physical_batch)
         self.stepper = Stepper(
@@ -90,7 +106,6 @@ class Run:
             optimizer=optimizer,
             groups=groups,
         )
-        _taken.add(model)
 
     def _engine(
         self, parameters: Mapping[str, nn.Parameter], loss_reduction: str, notify: Callable[[str], None]
@@ -151,10 +166,10 @@ class Run:
                     raise
                 self.stepper.drop()
 
-    def close(self) -> None:
-        """Give the model back and end the ledger's segment; may be called twice."""
+    def close(self, facts: Mapping[str, Any] | None = None) -> None:
+        """Give the model back and end the ledger's segment, with public facts; may be called twice."""
         self.engine.remove()
-        self.ledger.close()
+        self.ledger.close(facts)
         _taken.discard(self.model)
 
     def affordable(self, count: int) -> int:

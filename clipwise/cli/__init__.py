@@ -32,6 +32,7 @@ from clipwise.cli import (
     study,
     train,
     tune,
+    verify,
 )
 from clipwise.types import BadArgument, ClipwiseError
 
@@ -109,6 +110,7 @@ for command in (
     account.account,
     calibrate.calibrate,
     ledger.ledger,
+    verify.verify,
     plot_schedule.plot_schedule,
     bench.bench,
     claims.claims,

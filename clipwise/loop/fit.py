@@ -113,6 +113,7 @@ def fit(
     performance: Performance | None = None,
     on_epoch: Callable[[dict[str, Any]], None] | None = None,
     on_step: Callable[[dict[str, Any], int], None] | None = None,
+    on_end: Callable[[Fit], Mapping[str, Any]] | None = None,
     **options: Any,
 ) -> Fit:
     """Train privately, to a target epsilon or with a given noise multiplier; epsilon=inf trains without privacy, for
@@ -132,6 +133,7 @@ def fit(
         mechanism, performance: the options below, each as one value.
         on_epoch: gets each line of the history.
         on_step: gets the public values of each step, and the number of steps planned.
+        on_end: gets the finished run before its ledger is closed; what it returns goes into the closing line.
     """
     if mechanism is None:
         mechanism, performance = split(options)
@@ -175,19 +177,20 @@ def fit(
                 raise run.exhausted()
         average.finish()
         run.engine.remove()
-        released = _release(run, train, loss, after)
+        done = Fit(
+            model,
+            report.history,
+            released=_release(run, train, loss, after),
+            statement=_with_notes(run.statement(), loss, rate_schedule),
+            accuracy=report.accuracy,
+            method=run.plan.method if run.plan.private else None,
+            method_state=run.state.method if run.plan.private else None,
+            test_loss=report.loss,
+        )
+        run.close(on_end(done) if on_end else None)
     finally:
         run.close()
-    return Fit(
-        model,
-        report.history,
-        _with_notes(run.statement(), loss, rate_schedule),
-        report.accuracy,
-        released=released,
-        method=run.plan.method if run.plan.private else None,
-        method_state=run.state.method if run.plan.private else None,
-        test_loss=report.loss,
-    )
+    return done
 
 
 def _loss_of(model: nn.Module, loss: Callable[[Any, Tensor], Tensor]) -> Callable[[Any], Tensor]:

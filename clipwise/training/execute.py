@@ -73,8 +73,15 @@ def train_into(
         folder.write("config.toml", settings.to_toml())
         with _event_log(settings, folder) as log:
             parts = _for_training(settings, dataset, network, on_rows, notice)
-            done, test_part = _fit(settings, dataset, parts, folder, log, on_step, on_epoch), parts[2]
-        return _write(settings, dataset, network, done, test_part, folder)
+            written: list[tuple[dict[str, Any], Statement]] = []
+
+            def on_end(done: Fit) -> dict[str, Any]:
+                """Everything is written before the ledger is closed, so that its last line can vouch for it."""
+                written.append(_write(settings, dataset, network, done, parts[2], folder))
+                return folder.write_manifest()
+
+            _fit(settings, dataset, parts, folder, log, on_step, on_epoch, on_end)
+        return written[0]
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             charged = "; the steps that were taken stay charged in the ledger" if folder.ledger.exists() else ""
@@ -109,6 +116,7 @@ def _fit(
     log: EventLog | None,
     on_step: Callable[[dict[str, Any], int], None],
     on_epoch: Callable[[dict[str, Any]], None],
+    on_end: Callable[[Fit], dict[str, Any]],
 ) -> Fit:
     trained, train_part, test_part = parts
     grouping, groups = find_grouping(dataset, settings.group_by), None
@@ -148,6 +156,7 @@ def _fit(
         ledger=folder.ledger,
         on_epoch=keep_epoch,
         on_step=keep_step,
+        on_end=on_end,
     )
 
 

@@ -9,9 +9,12 @@
     statement.md       the privacy statement, one page
     tensorboard/       event files with the same values, where `--tensorboard` asked for them
     result.json        what `clipwise train --json` printed, or how the run failed
+    manifest.json      SHA-256 and size of each file above but the ledger, whose closing line holds that of the manifest
     report.html        what `clipwise report` drew of all that, with report/*.png; it can be drawn anew at any time
 
-A folder is never written twice, and each file appears whole or not at all.
+A folder is never written twice, and each file appears whole or not at all. At the end of a run the manifest is written
+after all other files, and the ledger is closed after the manifest: so the chain ledger -> manifest -> file covers them,
+and a folder without a manifest is one whose run did not end. `verify.py` follows the chain.
 """
 
 from __future__ import annotations
@@ -19,7 +22,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -27,7 +29,20 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from clipwise.files import sha256_of, write_whole
 from clipwise.types import BadArgument
+
+LEDGER, MANIFEST = "ledger.jsonl", "manifest.json"
+FILES = (  # that a run writes, beside the ledger and the manifest
+    "config.toml",
+    "metrics.jsonl",
+    "path.jsonl",
+    "model.safetensors",
+    "predictions.npz",
+    "statement.md",
+    "result.json",
+)
+VOUCHED = {"weights": "model.safetensors", "statement": "statement.md", "result": "result.json"}  # by the ledger itself
 
 
 @dataclass(frozen=True)
@@ -36,35 +51,48 @@ class RunFolder:
 
     @property
     def ledger(self) -> Path:
-        return self.path / "ledger.jsonl"
+        return self.path / LEDGER
 
     def write(self, name: str, content: str | bytes) -> None:
-        """The file under a temporary name first, then renamed: no reader, and no crash, sees half of it."""
-        temporary = self.path / f".{name}.part"  # the folder has one writer, so one such name is enough
-        try:
-            with temporary.open("wb") as file:
-                file.write(content.encode() if isinstance(content, str) else content)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(self.path / name)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        write_whole(self.path / name, content.encode() if isinstance(content, str) else content)
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        self.write(name, json.dumps(value, indent=2, allow_nan=False) + "\n")
+        self.write(name, as_json(value))
 
     def write_lines(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         self.write(name, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
 
+    def write_manifest(
+        self, names: Iterable[str] = FILES, *, to_come: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """SHA-256 and size of the files that are there, and of contents that will be written right after. What is returned
+        goes into the ledger's closing line."""
+        to_come = to_come or {}
+        files = {}
+        for name in sorted(names):
+            if name in to_come:
+                content = to_come[name].encode()
+                files[name] = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
+            elif (self.path / name).is_file():
+                files[name] = dict(zip(("sha256", "size"), sha256_of(self.path / name), strict=True))
+        manifest = as_json({"schema": 1, "files": files})
+        self.write(MANIFEST, manifest)
+        bound = {what: files[name]["sha256"] for what, name in VOUCHED.items() if name in files}
+        return {"manifest": hashlib.sha256(manifest.encode()).hexdigest(), **bound}
+
     def fail(self, error: BaseException) -> None:
         """After a run that failed: what was spent stays on record; with nothing spent, the name is given back."""
+        (self.path / MANIFEST).unlink(missing_ok=True)
         if self.ledger.exists():
             failed = {"error": str(error), "kind": type(error).__name__}
             last = self.ledger.read_bytes().removesuffix(b"\n").rpartition(b"\n")[2]
             self.write_json("result.json", {**failed, "ledger_head": hashlib.sha256(last).hexdigest()})
             return
         shutil.rmtree(self.path)
+
+
+def as_json(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, indent=2, allow_nan=False) + "\n"
 
 
 def create(out: str | None, data: str, method: str) -> RunFolder:

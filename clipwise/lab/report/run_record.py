@@ -16,6 +16,7 @@ from clipwise.accounting.ledger import Ledger, LedgerError
 from clipwise.lab.report.figures import number, wilson
 from clipwise.lab.report.search import SearchRecord
 from clipwise.statement import stated_head
+from clipwise.training.verify import NotVerified, verify
 from clipwise.types import BadArgument
 
 FILES = (
@@ -106,6 +107,10 @@ def read_run(path: str | Path) -> RunRecord:
             "give the folder that `clipwise train` made"
         )
     problems: list[str] = []
+    try:
+        verify(path)
+    except NotVerified as error:
+        problems.append(f"Not verified: {error}.")
     config = _toml(path / "config.toml")
     lines = _lines(path / "metrics.jsonl")
     result = _object(path / "result.json", _text(path / "result.json") or "{}", "the file")
