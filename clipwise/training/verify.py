@@ -11,7 +11,7 @@ that, keep the ledger's head (or the manifest's SHA-256) elsewhere, or seal the 
 | what is there                                        | answer                                                |
 | ---------------------------------------------------- | ----------------------------------------------------- |
 | manifest, and everything agrees                      | `Verified`, finished                                  |
-| no manifest, a good ledger, no result or an error    | `Verified`, not finished: the ledger alone was checked |
+| no manifest, no result or an error, a good ledger    | `Verified`, not finished: the ledger alone was checked |
 | a folder of version 0.1 (no manifest, ledger schema 1) | `NotVerified`                                       |
 | anything else                                        | `RunTampered`, which names the file                   |
 """
@@ -183,9 +183,9 @@ def _without_manifest(path: Path, result: Mapping[str, Any]) -> Verified:
     if not (path / LEDGER).exists():
         if result.get("private"):
             raise RunTampered(f"{path / LEDGER} is missing, and result.json says that the run was private; restore it")
-        raise NotVerified(
-            f"{path} has no manifest.json and no ledger: it was made by version 0.1, or the run was stopped"
-        )
+        if ended:
+            raise NotVerified(f"{path} has no manifest.json: it was made by version 0.1, which wrote none")
+        return Verified(path, False, False, None, None, 0, ())
     ledger = read_ledger(path)
     if ledger.book.segments[0].schema == 1:
         raise NotVerified(f"{path} has no manifest.json: it was made by version 0.1, which wrote none")
