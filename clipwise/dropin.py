@@ -19,8 +19,9 @@ however it is split; a loop that does anything out of order gets an error and ch
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -63,6 +64,9 @@ class Private:
         self._epochs_begun = 0
         self._scheduler = lr_scheduler
         self._warned = False
+        more = {} if lr_scheduler is None else {"scheduler": lr_scheduler}
+        run.restore(**more)
+        self._left_of_epoch = -run.state.step % len(self.loader)
         self._install()
 
     def epsilon(self, delta: float | None = None) -> float:
@@ -72,6 +76,21 @@ class Private:
     def statement(self) -> Statement:
         """What is guaranteed, under which assumptions, and what is not."""
         return self.run.statement()
+
+    def save(self, folder: str | Path) -> Path:
+        """Keep everything that the run is made of (weights, optimizer, scheduler, thresholds, place) in a folder, the last two
+        times; `attach(..., resume=folder)` with the same ledger goes on from there. Needs attach(ledger=FILE)."""
+        return self.run.save(folder)
+
+    @property
+    def step(self) -> int:
+        """Logical steps taken so far, before a resume too."""
+        return self.run.state.step
+
+    def epochs(self) -> range:
+        """The epochs that are left, numbered from 0: `for epoch in private.epochs()` is right after a resume too."""
+        done = self.step // len(self.loader)
+        return range(done, max(done, math.ceil((self.run.plan.steps or 0) / len(self.loader))))
 
     def detach(self) -> None:
         """Model, optimizer and scheduler as they were; the ledger is closed. May be called twice."""
@@ -92,7 +111,10 @@ class Private:
         self._epochs_begun += 1
         stepper = self.run.stepper
         stepper.drop()  # of an earlier loop that was left in the middle, and is still held
-        mine, count = self._epochs_begun, len(self.loader)
+        per_epoch = len(self.loader)
+        # What is left of an epoch that a resumed run was in the middle of; a whole one otherwise.
+        mine, count = self._epochs_begun, self._left_of_epoch or per_epoch
+        self._left_of_epoch = 0
         affordable = self.run.affordable(count)
         first = self.run.state.step
         try:
@@ -196,6 +218,8 @@ def attach(
     lr_scheduler: Any = None,
     groups: Callable[[Any], torch.Tensor] | None = None,
     ledger: str | Path | None = None,
+    earlier: Sequence[str | Path] = (),
+    resume: str | Path | None = None,
     **options: Any,
 ) -> Private:
     """Make an existing training loop private. Everything is checked here, before any data is touched.
@@ -208,6 +232,8 @@ def attach(
         lr_scheduler: the one that moves the rate, so that with max_physical_batch it moves once a logical step.
         groups: for a method that treats groups apart, a function of a batch: the group (0, 1, ...) of each row.
         ledger: a file for the privacy ledger; an existing one goes on, and what it holds counts.
+        earlier: ledgers of earlier runs on the same data, whose charges count in this budget.
+        resume: a folder that `private.save` wrote to; the run goes on from its last whole checkpoint.
     """
     if lr_scheduler is not None and getattr(lr_scheduler, "optimizer", None) is not optimizer:
         raise BadArgument(
@@ -229,6 +255,8 @@ def attach(
         loss_reduction=loss_reduction,
         groups=groups,
         ledger=ledger,
+        earlier=earlier,
+        resume=resume,
         notify=lambda message: warnings.warn(message, stacklevel=2),
     )
     try:

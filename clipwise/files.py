@@ -50,19 +50,3 @@ def sha256_of(path: str | Path) -> tuple[str, int]:
             digest.update(part)
             size += len(part)
     return digest.hexdigest(), size
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """The file under a temporary name first, then renamed: no reader, and no crash, sees half of it; a link of either name
-    is replaced, not followed. The folder must have one writer."""
-    temporary = path.with_name(f".{path.name}.part")
-    temporary.unlink(missing_ok=True)  # of a process that was killed
-    try:
-        with os.fdopen(open_ordinary(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

@@ -7,9 +7,12 @@ The drop-in API (dropin.py) and the training loop (loop/fit.py) stand on it; `pr
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -22,15 +25,17 @@ from torch.utils.data import DataLoader
 from clipwise import __version__, plans, validate
 from clipwise.accounting import Epsilon, Ledger, epsilon, within
 from clipwise.accounting.ledger import LedgerExists, block_of
+from clipwise.checkpoint import Checkpoint, Checkpoints
 from clipwise.keystream import Key
 from clipwise.mechanism import Mechanism, Performance, split
 from clipwise.noise import GaussianNoise, Noise
 from clipwise.norms import Bookkeeping, PlainEngine
 from clipwise.plans import Facts, Plan, check_delta
 from clipwise.sampling import SampledLoader, check_loader
+from clipwise.state import Generators, Part, RunState, StepState, data_fingerprint
 from clipwise.statement import Statement
 from clipwise.step import Engine, State, Stepper, initial_state, private_step
-from clipwise.types import BadArgument, BudgetExhausted, Unsupported
+from clipwise.types import BadArgument, BudgetExhausted, LoopMisuse, Unsupported
 
 _SHORT = 64  # numbers in a vector that is still worth showing
 _taken: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -50,12 +55,15 @@ class Run:
         loss_reduction: str = "mean",
         groups: Callable[[Any], Tensor] | None = None,
         ledger: str | Path | None = None,
+        earlier: Sequence[str | Path] = (),
+        resume: str | Path | None = None,
         after: tuple[float, ...] = (),
         notify: Callable[[str], None] = warnings.warn,
         **options: Any,
     ):
         """`mechanism` and `performance`, or their options by name (see `attach`). `after` holds the noise multipliers of
-        releases on all records that follow the last step. `notify` hears what a user should know."""
+        releases on all records that follow the last step. `notify` hears what a user should know. With `resume`, all parts
+        are there only after `restore`."""
         if mechanism is None:
             mechanism, performance = split(options)
         elif options:
@@ -70,23 +78,29 @@ class Run:
             learning_rate=float(optimizer.param_groups[0]["lr"]),
             after=after,
         )
-        plan = plans.make(mechanism, facts)
+        books = [Ledger.read(path) for path in earlier]
+        spent = [event for book in books for event in book.events()]
+        plan = plans.make(mechanism, facts, spent=spent)
         _check_groups(plan, groups)
         self.model = model
         self._notes: list[str] = []
+        self._data = data_fingerprint(loader.dataset, mechanism.seed)
+        self._saved = None if resume is None else self._checkpoint(resume, plan, notify)
+        self._fingerprint = self._of_plan(plan, parameters, optimizer, loader)
         engine = self._engine(parameters, loss_reduction, notify)
-        book = open_ledger(ledger if plan.private else None, public_facts(plan))
+        book = self._open(ledger if plan.private else None, plan, books)
+        self._ledger_path = ledger
         try:
-            self._begin(plan, engine, book, loader, optimizer, groups)
+            self._begin(plan, facts, engine, book, loader, optimizer, groups)
         except BaseException:
             book.close()  # the lock is not kept by a run that never was
             raise
-        self._ledger_path = ledger
         _taken.add(model)
 
     def _begin(
         self,
         plan: Plan,
+        facts: Facts,
         engine: Engine,
         book: Ledger,
         loader: DataLoader,
@@ -94,6 +108,8 @@ class Run:
         groups: Callable[[Any], Tensor] | None,
     ) -> None:
         self._goes_on = bool(book.events())  # an older ledger whose charges count
+        if self._saved is not None and book.stream == book.segment:  # steps are redone with other noise
+            plan = self._with_what_is_left(plan, facts, book, self._saved.step)
         seed = self.mechanism.seed
         key = (Key.fresh() if seed is None else Key.from_seed(seed)).derive(f"segment {book.stream}")
         self.batches = SampledLoader(loader, plan.sampler, key, max_physical_batch=self.performance.max_physical_batch)
@@ -105,6 +121,9 @@ class Run:
             ledger=book,
             optimizer=optimizer,
             groups=groups,
+        )
+        self.parts = RunState(
+            model=self.model, optimizer=optimizer, step=StepState(self.stepper), generators=Generators()
         )
 
     def _engine(
@@ -125,6 +144,114 @@ class Run:
             generic=self.performance.engine == "generic",
             notify=remember,
         )
+
+    # -- a run that goes on
+    # ----------------------------------------------------------------------------------------------
+
+    def _checkpoint(self, folder: str | Path, plan: Plan, notify: Callable[[str], None]) -> Checkpoint:
+        saved = Checkpoints(folder).newest(notify)
+        if saved is None:
+            raise BadArgument(f"resume={str(folder)!r} holds no checkpoint; give the folder that the run was saved to")
+        if saved.facts.get("data") != self._data:
+            raise BadArgument(
+                f"resume={str(folder)!r}: the checkpoint is of a run on other data; go on with the same data, or start a new run"
+            )
+        mine, theirs = public_facts(plan), saved.facts["run"]
+        for name in ("method", "method_options", "sampling"):
+            if theirs.get(name) != json.loads(json.dumps(mine[name])):
+                raise BadArgument(
+                    f"resume={str(folder)!r}: the run had {name}={theirs.get(name)!r}, and {mine[name]!r} is asked for; resume "
+                    "with the same method, or start a new run"
+                )
+        return saved
+
+    def _of_plan(
+        self, plan: Plan, parameters: Mapping[str, nn.Parameter], optimizer: Optimizer, loader: DataLoader
+    ) -> str | None:
+        """Of everything that a redone step must share with the first one to be the same release, bit for bit; None where it
+        cannot be: without a seed the noise is lost, and workers or a device draw and add in an order of their own."""
+        device = next(iter(parameters.values())).device
+        repeatable = device.type == "cpu" or torch.are_deterministic_algorithms_enabled()
+        if self.mechanism.seed is None or loader.num_workers or not repeatable:
+            return None
+        settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+        facts = {
+            **public_facts(plan),
+            "seed": self.mechanism.seed,
+            "performance": self.performance.model_dump(),
+            "parameters": {name: [*p.shape, str(p.dtype)] for name, p in parameters.items()},
+            "optimizer": [type(optimizer).__name__, settings],
+            "data": self._data,
+            "machine": [str(device), torch.get_num_threads(), torch.__version__],
+        }
+        return hashlib.sha256(json.dumps(facts, sort_keys=True, default=repr).encode()).hexdigest()
+
+    def _open(self, path: str | Path | None, plan: Plan, earlier: Sequence[Ledger]) -> Ledger:
+        """In memory, or a file: a new one, or an old one that goes on (its charges stay, and count)."""
+        facts, block, saved = public_facts(plan), block_of(plan.steps), self._saved
+        if path is None:
+            if saved is not None and plan.private:
+                raise BadArgument("ledger=None: a run that goes on needs the ledger it was charged to; give its file")
+            return Ledger.in_memory(run=facts, after=earlier, block=block)
+        if saved is None:
+            with suppress(LedgerExists):
+                return Ledger.create(path, run=facts, plan_fingerprint=self._fingerprint, after=earlier, block=block)
+        elif not Path(path).exists():
+            raise BadArgument(f"ledger={str(path)!r} does not exist; give the ledger that the run was charged to")
+        replays = saved is not None and self._fingerprint is not None
+        return Ledger.open(
+            path,
+            run=facts,
+            plan_fingerprint=self._fingerprint,
+            resumes=(saved.step, saved.digest) if saved is not None and replays else None,
+            must_contain=None if saved is None else saved.facts["ledger_head"],
+            after=earlier if saved is None else (),  # a run that goes on has them in its ledger
+            block=block,
+        )
+
+    def _with_what_is_left(self, plan: Plan, facts: Facts, book: Ledger, taken: int) -> Plan:
+        """The plan with as much more noise as the steps that were charged in vain make necessary."""
+        if plan.target_epsilon is None or plan.delta is None or plan.steps is None or not plan.method.sound:
+            return plan
+        spent, left = book.events(), plan.steps - taken
+        if left <= 0 or within(
+            [*spent, *plan.coming(taken, left), *plan.after], plan.delta, plan.target_epsilon, plan.accountant
+        ):
+            return plan
+        try:
+            return plans.make(self.mechanism, facts, spent=spent, taken=taken)
+        except BadArgument as error:
+            raise BudgetExhausted(
+                f"the {left} steps that are left do not fit into epsilon={plan.target_epsilon:g} any more ({error}); state a larger "
+                "epsilon, or take the weights as they are"
+            ) from error
+
+    def restore(self, **parts: Part) -> None:
+        """Add the parts that a loop has beside the run's own, and load them all where a run goes on."""
+        self.parts.add(**parts)
+        if self._saved is not None:
+            self.parts.load(self._saved.state)
+            self._saved = None
+
+    def save(self, folder: str | Path) -> Path:
+        """Keep the run's state; `resume=folder` goes on from there. Between two logical steps only."""
+        if self.stepper.waits or self.stepper.unfinished:
+            raise LoopMisuse(
+                "save() in the middle of a logical batch; call it after an optimizer.step() that completed one (private.stepped)"
+            )
+        if self.plan.private and self._ledger_path is None:
+            raise BadArgument(
+                "ledger=None: this run's ledger is in memory, and what was spent would be lost with the process; give "
+                "attach(ledger=FILE), or fit(ledger=FILE)"
+            )
+        step, facts = self.state.step, {"run": public_facts(self.plan), "data": self._data}
+        facts |= {"run_id": self.ledger.run_id, "ledger_head": self.ledger.head}
+
+        def mark(digest: str) -> None:
+            if self._fingerprint is not None and self.plan.private:
+                self.ledger.mark(step, digest)
+
+        return Checkpoints(folder).save(step, self.parts.save(), facts, mark)
 
     @property
     def plan(self) -> Plan:
@@ -169,8 +296,8 @@ class Run:
     def close(self, facts: Mapping[str, Any] | None = None) -> None:
         """Give the model back and end the ledger's segment, with public facts; may be called twice."""
         self.engine.remove()
-        self.ledger.close(facts)
         _taken.discard(self.model)
+        self.ledger.close(facts)
 
     def affordable(self, count: int) -> int:
         """How many of the next `count` steps fit into the target epsilon (all of them without a target)."""
@@ -183,7 +310,9 @@ class Run:
         spent = self.ledger.events()
 
         def fits(more: int) -> bool:
-            return within([*spent, *plan.coming(start, more), *plan.after], delta, target, plan.accountant)
+            first = max(start, self.ledger.charged_until)  # what is redone bit for bit is charged already
+            coming = plan.coming(first, start + more - first) if start + more > first else []
+            return within([*spent, *coming, *plan.after], delta, target, plan.accountant)
 
         low, high = 0, count + 1  # fits(low) holds, fits(high) is not claimed
         if fits(count):
@@ -328,17 +457,6 @@ def _out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return any(words in str(error) for words in ("out of memory", "can't allocate memory", "not enough memory"))
-
-
-def open_ledger(path: str | Path | None, facts: Mapping[str, Any]) -> Ledger:
-    """In memory, or a file: a new one, or an old one that goes on (its charges stay, and count)."""
-    if path is None:
-        return Ledger.in_memory(run=facts)
-    block = block_of(facts["steps"])
-    try:
-        return Ledger.create(path, run=facts, block=block)
-    except LedgerExists:
-        return Ledger.open(path, run=facts, block=block)
 
 
 def trainable_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:

@@ -80,6 +80,11 @@ class Stepper:
         return self._batch is not None
 
     @property
+    def unfinished(self) -> bool:
+        """Whether a part of a logical batch was summed."""
+        return bool(self._partial.gradient)
+
+    @property
     def rows(self) -> int:
         """Of the batch that has begun: private, for whoever must begin it anew in smaller ones."""
         return 0 if self._batch is None else self._batch.rows

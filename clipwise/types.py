@@ -17,9 +17,13 @@ if TYPE_CHECKING:  # accounting imports this file, and must not import torch
 class ClipwiseError(Exception):
     """Base of every error that Clipwise raises on purpose."""
 
+    exit_code = 1  # of the command line
+
 
 class BadArgument(ClipwiseError, ValueError):
     """An argument that cannot be honoured: the message names the argument, the value and the remedy."""
+
+    exit_code = 2
 
 
 class Unsupported(ClipwiseError, TypeError):

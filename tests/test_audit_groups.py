@@ -54,7 +54,7 @@ def test_counts_that_are_not_paid_for():
     def attach(*positional, **named):
         private = clipwise.attach(*positional, **named)
         plan = private.run.plan
-        private.run.plan = Unpaid(**{f.name: getattr(plan, f.name) for f in dataclasses.fields(plan)})
+        private.run.stepper.plan = Unpaid(**{f.name: getattr(plan, f.name) for f in dataclasses.fields(plan)})
         return private
 
     assert failed(DpsgdF(), attach=attach) == {"charged"}

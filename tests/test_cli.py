@@ -301,7 +301,7 @@ def test_a_failed_run_keeps_its_folder_only_if_something_was_spent(monkeypatch):
 
     monkeypatch.setattr(clipwise.training.execute, "fit", stopped)
     result = run(*QUICK, "--out", "c", "--json")
-    assert result.exit_code == 1
+    assert result.exit_code == 130
     assert strict(result.stdout)["error"].startswith("interrupted")
     assert json.loads(Path("c/result.json").read_text())["error"].startswith("interrupted")
 

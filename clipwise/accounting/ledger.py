@@ -234,6 +234,12 @@ class Ledger:
         return self._book.current.stream
 
     @property
+    def charged_until(self) -> int:
+        """Steps below this number are redone, and were charged when they were done first; 0 where none is."""
+        redone = self._book.current.redone
+        return redone[-1].end if redone else 0
+
+    @property
     def closed(self) -> bool:
         """Whether the last segment ended cleanly, and with which facts: see `facts`."""
         return self._book.current.closed

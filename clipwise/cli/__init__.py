@@ -29,12 +29,13 @@ from clipwise.cli import (
     output,
     plot_schedule,
     report,
+    resume,
     study,
     train,
     tune,
     verify,
 )
-from clipwise.types import BadArgument, ClipwiseError
+from clipwise.types import ClipwiseError
 
 # Old typer builds on click, new typer carries a copy of it: this is the parser's error class in both.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -80,7 +81,7 @@ def _with_values(words: list[str]) -> list[str]:
 def _explain(error: BaseException) -> tuple[int, str, str]:
     """Exit code, kind and message."""
     if isinstance(error, ClipwiseError):
-        return 2 if isinstance(error, BadArgument) else 1, type(error).__name__, str(error)
+        return error.exit_code, type(error).__name__, str(error)
     if isinstance(error, _UsageError):
         return 2, "BadArgument", f"{error.format_message()} (see --help)"  # type: ignore[attr-defined]
     return 1, type(error).__name__, f"{error} (this was not expected; --debug shows where it happened)"
@@ -106,6 +107,7 @@ def _clipwise(
 
 for command in (
     train.train,
+    resume.resume,
     report.report,
     account.account,
     calibrate.calibrate,

@@ -22,10 +22,20 @@ from clipwise.training.options import TrainConfig
 from clipwise.types import BadArgument
 
 if TYPE_CHECKING:
+    from torch.nn import Module
+
+    from clipwise.data import DataSet
     from clipwise.training.folder import RunFolder
 
+CheckpointEvery = Annotated[
+    int | None, typer.Option(help="Keep the run's state every so many steps too, beside every 5 minutes.")
+]
+Rescue = Annotated[
+    str | None, typer.Option(help="Where to write what the run folder cannot hold; a temporary folder by default.")
+]
 
-@takes_run_options(but=("method_options", "ranges", "standardize", "tensorboard"))
+
+@takes_run_options(but=("method_options", "ranges", "standardize", "tensorboard", "after"))
 def train(
     *,
     threshold: Annotated[float | None, typer.Option(help="Short for --method-option threshold=VALUE.")] = None,
@@ -39,6 +49,12 @@ def train(
     tensorboard: Annotated[
         str | None, typer.Option(metavar="[DIR]", help=TrainConfig.model_fields["tensorboard"].description)
     ] = None,
+    after: Annotated[list[str] | None, typer.Option(help=TrainConfig.model_fields["after"].description)] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in --out, if it did not finish.")
+    ] = False,
+    checkpoint_every: CheckpointEvery = None,
+    rescue: Rescue = None,
     config: Annotated[Path | None, typer.Option(help="A .toml or .yaml file of options; those given here win.")] = None,
     as_json: output.JsonOption = False,
     **given: Any,
@@ -55,6 +71,7 @@ def train(
         "schedule": written(given["schedule"], decay, every),
         "ranges": dict(map(_range, ranges)) if ranges else None,
         "standardize": None if standardize is None else _mean_and_deviation(standardize),
+        "after": after or None,
         "tensorboard": True if tensorboard == "" else tensorboard,
     }
     given = {name: value for name, value in given.items() if value is not None}
@@ -67,16 +84,50 @@ def train(
 
     if asked.tensorboard:
         require_tensorboard()
-    from clipwise.training.execute import load_asked, make_network, train_into
-    from clipwise.training.resolve import resolve
+    from clipwise.training.execute import load_asked, make_network
+    from clipwise.training.resolve import resolve as resolved
+    from clipwise.training.unfinished import begun, refuse_other_settings, unfinished_beside
 
     dataset = load_asked(asked)
-    settings = resolve(asked, dataset)
+    settings = resolved(asked, dataset)
+    goes_on = begun(settings.out) if resume else None
+    if goes_on is not None:
+        refuse_other_settings(goes_on, settings)
     network = make_network(settings, dataset)
+    folder = goes_on or run_folder.create(settings.out, dataset.name, settings.method)
+    if not as_json:
+        for sentence in unfinished_beside(folder, settings):
+            output.messages().print(f"note: {sentence}", highlight=False, markup=False)
+    run_and_show(
+        folder,
+        settings,
+        dataset,
+        network,
+        resume=goes_on is not None,
+        every=checkpoint_every,
+        rescue=rescue,
+        as_json=as_json,
+    )
 
-    folder = run_folder.create(settings.out, dataset.name, settings.method)
+
+def run_and_show(
+    folder: RunFolder,
+    settings: TrainConfig,
+    dataset: DataSet,
+    network: Module,
+    *,
+    resume: bool,
+    every: int | None,
+    rescue: str | None,
+    as_json: bool,
+) -> None:
+    """Train with a progress bar, and tell what came out."""
+    from clipwise.training.execute import train_into
+
     with _shown(int(settings.epochs or 0), quiet=as_json) as watch:
-        result, _ = train_into(folder, settings, dataset, network, **watch)
+        result, _ = train_into(
+            folder, settings, dataset, network, resume=resume, every_steps=every, rescue=rescue, **watch
+        )
     if as_json:
         output.print_json(result)
     else:

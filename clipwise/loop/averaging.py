@@ -8,8 +8,9 @@ so that the first weights, which are worth nothing, are soon forgotten.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +41,15 @@ class WeightAverage:
             decay = min(self._decay, (1 + self._steps) / (10 + self._steps))
             torch._foreach_lerp_(self._average, self._weights, 1 - decay)
             self._steps += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self._steps, "average": list(self._average)}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for mean, saved in zip(self._average, state["average"], strict=True):
+            mean.copy_(saved)
+        self._steps = int(state["steps"])
 
     @torch.no_grad()
     def _swap(self) -> None:

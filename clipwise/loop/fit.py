@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -17,15 +18,17 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from clipwise import validate
-from clipwise.accounting import Ledger
+from clipwise.accounting import Ledger, LedgerError
 from clipwise.clipping import METHODS, Method
 from clipwise.loop.averaging import WeightAverage, check_decay
 from clipwise.loop.evaluation import accuracy, check_class_targets, mean_loss
+from clipwise.loop.keeping import Keeping, make_keeper
 from clipwise.loop.lr_schedules import LrSchedule, make_lr_schedule, refuse_double_rate
 from clipwise.losses import Loss, make_loss
 from clipwise.mechanism import Mechanism, Performance, split, takes_options
 from clipwise.noise import Noise
 from clipwise.run import Run
+from clipwise.state import Part
 from clipwise.statement import Statement
 from clipwise.types import BadArgument
 
@@ -109,6 +112,10 @@ def fit(
     groups: Callable[[Any], Tensor] | None = None,
     after: Sequence[AfterTraining] = (),
     ledger: str | Path | None = None,
+    earlier: Sequence[str | Path] = (),
+    checkpoints: str | Path | Keeping | None = None,
+    resume: str | Path | None = None,
+    parts: Mapping[str, Part] | None = None,
     mechanism: Mechanism | None = None,
     performance: Performance | None = None,
     on_epoch: Callable[[dict[str, Any]], None] | None = None,
@@ -130,6 +137,10 @@ def fit(
         groups: for a method that treats groups apart, a function of a batch: the group (0, 1, ...) of each row.
         after: releases on the training records that follow the last step, paid for from the same budget.
         ledger: a file for the privacy ledger; an existing one goes on, and what it holds counts.
+        earlier: ledgers of earlier runs on the same data, whose charges count in this budget.
+        checkpoints: a folder to keep the run's state in, every 5 minutes (or as a `Keeping` says).
+        resume: such a folder; the run goes on from its last whole checkpoint, with the same ledger.
+        parts: what else has a state that checkpoints must keep, by name.
         mechanism, performance: the options below, each as one value.
         on_epoch: gets each line of the history.
         on_step: gets the public values of each step, and the number of steps planned.
@@ -156,25 +167,36 @@ def fit(
         groups=groups,
         ledger=ledger,
         after=tuple(release.noise_multiplier for release in after),
+        earlier=earlier,
+        resume=resume,
         notify=lambda message: warnings.warn(message, stacklevel=2),
     )
     average = WeightAverage(model.parameters(), average_weights)
     report = Reporter(model, made, test, loss, on_epoch, on_step, average)
     model.train()
+    per_epoch = run.plan.steps_per_epoch
+    rates = rate_schedule.start(
+        made, epochs=epochs, steps_per_epoch=per_epoch, higher_is_better=report.higher_is_better
+    )
+    keeper = make_keeper(checkpoints, run)
     run.engine.install()
     try:
-        per_epoch = run.plan.steps_per_epoch
-        rates = rate_schedule.start(made, epochs=epochs, steps_per_epoch=per_epoch)
-        for epoch in range(1, epochs + 1):
-            affordable = run.affordable(per_epoch)
+        run.restore(average=average, rates=rates, report=report, **(parts or {}))
+        keeper.begin()
+        for epoch in range(1 + run.state.step // per_epoch, epochs + 1):
+            left = epoch * per_epoch - run.state.step
+            affordable = run.affordable(left)
             for _ in run.take_steps(affordable, _loss_of(model, loss)):
                 average.update()
                 report.step(run.state.step, epochs * per_epoch, **run.public_values())
                 rates.after_step()
+                if run.state.step < epoch * per_epoch:
+                    keeper.after_step()
             report.epoch(epoch, run.state.step, epsilon=run.epsilon_or_none(), **run.public_values())
-            rates.after_epoch(report.figure, higher_is_better=report.higher_is_better)
-            if affordable < per_epoch:
+            rates.after_epoch(report.figure)
+            if affordable < left:
                 raise run.exhausted()
+            keeper.after_step()
         average.finish()
         run.engine.remove()
         done = Fit(
@@ -188,8 +210,10 @@ def fit(
             test_loss=report.loss,
         )
         run.close(on_end(done) if on_end else None)
-    finally:
-        run.close()
+    except BaseException:
+        with suppress(LedgerError):  # on a full disk, say: the first error is the one to show
+            run.close()
+        raise
     return done
 
 
@@ -288,6 +312,13 @@ class Reporter:
         self._compare = loss
         self._model, self._optimizer, self._test = model, optimizer, test
         self._on_epoch, self._on_step = on_epoch, on_step
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"history": self.history, "accuracy": self.accuracy, "loss": self.loss}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.history[:] = state["history"]
+        self.accuracy, self.loss = state["accuracy"], state["loss"]
 
     @property
     def figure(self) -> float | None:

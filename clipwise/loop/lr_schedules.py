@@ -119,8 +119,9 @@ class LrSchedule:
             "these are public; the guarantee is about the training records alone"
         )
 
-    def start(self, optimizer: Optimizer, *, epochs: int, steps_per_epoch: int) -> Rates:
-        return Rates(self, optimizer, epochs, steps_per_epoch)
+    def start(self, optimizer: Optimizer, *, epochs: int, steps_per_epoch: int, higher_is_better: bool = True) -> Rates:
+        """`higher_is_better` is of the figure that `plateau` watches."""
+        return Rates(self, optimizer, epochs, steps_per_epoch, higher_is_better)
 
     def __str__(self) -> str:
         words = [f"{key}={_written(value)}" for key, value in self.options.items()]
@@ -130,7 +131,9 @@ class LrSchedule:
 class Rates:
     """A schedule that runs: told after every logical step and after every epoch, in that order."""
 
-    def __init__(self, schedule: LrSchedule, optimizer: Optimizer, epochs: int, steps_per_epoch: int):
+    def __init__(
+        self, schedule: LrSchedule, optimizer: Optimizer, epochs: int, steps_per_epoch: int, higher_is_better: bool
+    ):
         self._by = ""
         self._plateau = schedule.kind == "plateau"
         self._scheduler: Any = None
@@ -144,6 +147,7 @@ class Rates:
         options = kind.defaults(lr, epochs, steps_per_epoch) | dict(schedule.options)
         if self._plateau:
             options.pop("on")
+            options["mode"] = "max" if higher_is_better else "min"
         if schedule.kind == "cyclic" and not options["base_lr"] < options["max_lr"]:
             raise BadArgument(
                 f"lr_schedule={str(schedule)!r}: base_lr={options['base_lr']:g} is not below max_lr={options['max_lr']:g}; "
@@ -153,16 +157,20 @@ class Rates:
             # torch moves the momentum against the rate, where the optimizer has one that is in use.
             defaults = optimizer.defaults
             options["cycle_momentum"] = bool(defaults.get("momentum")) or "betas" in defaults
-        self._make: Callable[[dict[str, Any]], Any] = lambda more: getattr(lr_scheduler, kind.torch_name)(
-            optimizer, **options, **more
-        )
-        self._scheduler = None if self._plateau else self._make({})
+        self._scheduler = getattr(lr_scheduler, kind.torch_name)(optimizer, **options)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self._scheduler is None else dict(self._scheduler.state_dict())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self._scheduler is not None:
+            self._scheduler.load_state_dict(dict(state))
 
     def after_step(self) -> None:
         if self._by == "step":
             self._scheduler.step()
 
-    def after_epoch(self, figure: float | None = None, *, higher_is_better: bool = True) -> None:
+    def after_epoch(self, figure: float | None = None) -> None:
         """`figure` is the one on public test records, for `plateau`."""
         if self._by != "epoch":
             return
@@ -171,8 +179,6 @@ class Rates:
             return
         if figure is None:
             raise BadArgument("lr_schedule='plateau' watches a figure on public test records; give test data")
-        if self._scheduler is None:
-            self._scheduler = self._make({"mode": "max" if higher_is_better else "min"})
         self._scheduler.step(figure)
 
 

@@ -74,6 +74,7 @@ class SampledLoader:
     def __init__(self, loader: DataLoader, sampler: Sampler, key: Key, *, max_physical_batch: int | None):
         self._loader, self._sampler, self._key = loader, sampler, key
         self._most = max_physical_batch
+        self._worker_seed = int.from_bytes(key.derive("workers").secret[:7], "big")
         collate = loader.collate_fn
         template = collate([loader.dataset[0]])
         masked = tree_map(lambda x: torch.zeros_like(x) if isinstance(x, Tensor) else x, template)
@@ -111,6 +112,8 @@ class SampledLoader:
             worker_init_fn=old.worker_init_fn,
             multiprocessing_context=old.multiprocessing_context,
             prefetch_factor=old.prefetch_factor,
+            # Its own: an iterator draws a seed for its workers, and must not move the generator that dropout draws from.
+            generator=torch.Generator().manual_seed(self._worker_seed),
         )
         for batch in inner:
             yield waiting.popleft(), batch

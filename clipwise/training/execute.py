@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import signal
+import tempfile
 from collections.abc import Callable
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -14,6 +16,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from clipwise.checkpoint import Checkpoints
 from clipwise.clipping import METHODS, make_method
 from clipwise.data import DATASETS, DataSet, get_source, is_file, load
 from clipwise.data.grouping import find_grouping
@@ -22,17 +25,18 @@ from clipwise.data.text import Encoder
 from clipwise.fairness.after_training import clipped_counts, group_counts
 from clipwise.fairness.of_run import figures_of_run
 from clipwise.loop.fit import AfterTraining, Fit, fit
+from clipwise.loop.keeping import Keeping, Stopped
 from clipwise.models import build_model, get_architecture, parameter_count, text_encoder
 from clipwise.models.freezing import FeaturesAndHead, on_features, trains_last_layer_only
 from clipwise.models.pretrained import note
 from clipwise.statement import Statement
-from clipwise.training.folder import RunFolder, finite
+from clipwise.training.folder import RunFolder, finite, ledger_of
 from clipwise.training.options import TrainConfig
+from clipwise.training.record import Record
 from clipwise.training.resolve import optimizer_of
+from clipwise.training.signals import StopRequests, stop_requests
 from clipwise.training.tensorboard import EventLog
 from clipwise.types import ClipwiseError
-
-PATH_POINTS = 1000  # of path.jsonl, at most
 
 
 def load_asked(asked: TrainConfig) -> DataSet:
@@ -62,32 +66,76 @@ def train_into(
     dataset: DataSet,
     network: nn.Module,
     *,
+    resume: bool = False,
+    every_steps: int | None = None,
+    rescue: str | None = None,
     on_step: Callable[[dict[str, Any], int], None] = lambda *_: None,
     on_epoch: Callable[[dict[str, Any]], None] = lambda *_: None,
     on_rows: Callable[[int, int], None] = lambda *_: None,
     notice: Callable[[str], None] = lambda *_: None,
 ) -> tuple[dict[str, Any], Statement]:
-    """Train and leave everything in the folder, also of a run that fails. The arguments are those of `fit`; `on_rows`
-    hears how many records have their frozen features, and of how many, `notice` what a user should know."""
-    try:
-        folder.write("config.toml", settings.to_toml())
-        with _event_log(settings, folder) as log:
-            parts = _for_training(settings, dataset, network, on_rows, notice)
-            written: list[tuple[dict[str, Any], Statement]] = []
+    """Train and leave everything in the folder, also of a run that fails.
 
-            def on_end(done: Fit) -> dict[str, Any]:
-                """Everything is written before the ledger is closed, so that its last line can vouch for it."""
-                written.append(_write(settings, dataset, network, done, parts[2], folder))
-                return folder.write_manifest()
+    resume: go on from the folder's last checkpoint.
+    every_steps: keep a checkpoint so often, beside one every few minutes.
+    rescue: where to write what the folder cannot hold; the system's temporary folder by default.
+    on_step, on_epoch: as those of `fit`.
+    on_rows: hears how many records have their frozen features, and of how many.
+    notice: hears what a user should know.
+    """
+    with folder.alone(), stop_requests() as stop:
+        try:
+            if not resume:
+                folder.write("config.toml", settings.to_toml())
+            with _event_log(settings, folder) as log:
+                parts = _for_training(settings, dataset, network, on_rows, notice)
+                record = Record(folder, log, on_step, on_epoch, notice)
+                keeping = Keeping(folder.checkpoints, every_steps, rescue=rescue, stop=stop, notify=notice)
+                written: list[tuple[dict[str, Any], Statement]] = []
 
-            _fit(settings, dataset, parts, folder, log, on_step, on_epoch, on_end)
+                def on_end(done: Fit) -> dict[str, Any]:
+                    """Everything is written before the ledger is closed, so that its last line can vouch for it."""
+                    written.append(_kept(settings, dataset, network, done, parts[2], folder, rescue))
+                    return folder.write_manifest()
+
+                _fit(settings, dataset, parts, folder, record, keeping, on_end, resume=resume)
+        except BaseException as error:
+            told = _told(error, folder, stop)
+            folder.fail(told)
+            raise told from error
+        Checkpoints(folder.checkpoints).clear()
         return written[0]
-    except BaseException as error:
-        if isinstance(error, KeyboardInterrupt):
-            charged = "; the steps that were taken stay charged in the ledger" if folder.ledger.exists() else ""
-            error = ClipwiseError(f"interrupted{charged}")
-        folder.fail(error)
-        raise error
+
+
+def _told(error: BaseException, folder: RunFolder, stop: StopRequests) -> BaseException:
+    """The error as it is shown, with the exit code of the signal that ended the run."""
+    if isinstance(error, Stopped | KeyboardInterrupt):
+        charged = "; the steps that were taken stay charged in the ledger" if folder.ledger.exists() else ""
+        told = ClipwiseError(f"interrupted{charged}; `clipwise resume {folder.path}` goes on")
+        told.exit_code = 128 + (stop.number or signal.SIGINT)
+        return told
+    return error
+
+
+def _kept(
+    settings: TrainConfig,
+    dataset: DataSet,
+    network: nn.Module,
+    done: Fit,
+    test_part: TensorDataset | None,
+    folder: RunFolder,
+    rescue: str | None,
+) -> tuple[dict[str, Any], Statement]:
+    """The results in the folder; where it cannot be written, elsewhere, and the first error is the one that is told."""
+    try:
+        return _write(settings, dataset, network, done, test_part, folder)
+    except OSError as error:
+        other = RunFolder(Path(tempfile.mkdtemp(prefix="clipwise-rescue-", dir=rescue)))
+        _write(settings, dataset, network, done, test_part, other)
+        raise ClipwiseError(
+            f"{folder.path} cannot be written ({error}); model, statement and result were kept in {other.path}, the ledger is "
+            f"{folder.ledger}"
+        ) from error
 
 
 def _event_log(settings: TrainConfig, folder: RunFolder) -> closing[EventLog] | nullcontext[None]:
@@ -113,34 +161,17 @@ def _fit(
     dataset: DataSet,
     parts: tuple[nn.Module, TensorDataset, TensorDataset | None],
     folder: RunFolder,
-    log: EventLog | None,
-    on_step: Callable[[dict[str, Any], int], None],
-    on_epoch: Callable[[dict[str, Any]], None],
+    record: Record,
+    keeping: Keeping,
     on_end: Callable[[Fit], dict[str, Any]],
+    *,
+    resume: bool,
 ) -> Fit:
     trained, train_part, test_part = parts
     grouping, groups = find_grouping(dataset, settings.group_by), None
     counted = settings.group_counts is not None or settings.clipped_counts is not None
     if METHODS[settings.method].needs_groups or counted:
         train_part, groups = TensorDataset(*train_part.tensors, grouping.train), _third
-    lines: list[dict[str, Any]] = []
-    path: list[dict[str, Any]] = []
-
-    def keep_step(values: dict[str, Any], planned: int) -> None:
-        if values["step"] % math.ceil(planned / PATH_POINTS) == 0:
-            path.append(finite(values))
-            if log:
-                log.step(values)
-        on_step(values, planned)
-
-    def keep_epoch(line: dict[str, Any]) -> None:
-        lines.append(finite(line))
-        folder.write_lines("metrics.jsonl", lines)
-        folder.write_lines("path.jsonl", path)
-        if log:
-            log.epoch(line)
-        on_epoch(line)
-
     return fit(
         trained,
         train_part,
@@ -154,8 +185,12 @@ def _fit(
         groups=groups,
         after=_after(settings, groups, len(grouping.names)),
         ledger=folder.ledger,
-        on_epoch=keep_epoch,
-        on_step=keep_step,
+        earlier=[ledger_of(run) for run in settings.after],
+        checkpoints=keeping,
+        resume=folder.checkpoints if resume else None,
+        parts={"record": record},
+        on_epoch=record.epoch,
+        on_step=record.step,
         on_end=on_end,
     )
 

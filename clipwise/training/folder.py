@@ -4,6 +4,7 @@
     metrics.jsonl      one line an epoch: public or released values only
     path.jsonl         threshold, noise and learning rate by step (at most 1,000 of them), public as well
     ledger.jsonl       what was spent, written ahead by the training loop
+    checkpoints/       the run's state, the last two times that it was kept; gone when the run has ended well
     model.safetensors  the trained weights
     predictions.npz    the model's class, the right one and the group of each public test record, row by row
     statement.md       the privacy statement, one page
@@ -19,17 +20,19 @@ and a folder without a manifest is one whose run did not end. `verify.py` follow
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from clipwise.files import sha256_of, write_whole
+from clipwise import durable
+from clipwise.files import sha256_of
+from clipwise.locks import Held, holding
 from clipwise.types import BadArgument
 
 LEDGER, MANIFEST = "ledger.jsonl", "manifest.json"
@@ -53,8 +56,27 @@ class RunFolder:
     def ledger(self) -> Path:
         return self.path / LEDGER
 
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """One process writes to the folder at a time."""
+        lock = self.path / ".lock"
+        try:
+            with holding(lock):
+                try:
+                    yield
+                finally:
+                    lock.unlink(missing_ok=True)
+        except Held as error:
+            raise BadArgument(
+                f"out={str(self.path)!r}: a run is under way there; wait for it, or name another"
+            ) from error
+
     def write(self, name: str, content: str | bytes) -> None:
-        write_whole(self.path / name, content.encode() if isinstance(content, str) else content)
+        durable.write(self.path / name, content)
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         self.write(name, as_json(value))
@@ -72,27 +94,35 @@ class RunFolder:
         for name in sorted(names):
             if name in to_come:
                 content = to_come[name].encode()
-                files[name] = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
+                files[name] = {"sha256": durable.sha256(content), "size": len(content)}
             elif (self.path / name).is_file():
                 files[name] = dict(zip(("sha256", "size"), sha256_of(self.path / name), strict=True))
         manifest = as_json({"schema": 1, "files": files})
         self.write(MANIFEST, manifest)
         bound = {what: files[name]["sha256"] for what, name in VOUCHED.items() if name in files}
-        return {"manifest": hashlib.sha256(manifest.encode()).hexdigest(), **bound}
+        return {"manifest": durable.sha256(manifest.encode()), **bound}
 
     def fail(self, error: BaseException) -> None:
         """After a run that failed: what was spent stays on record; with nothing spent, the name is given back."""
         (self.path / MANIFEST).unlink(missing_ok=True)
-        if self.ledger.exists():
+        if self.ledger.exists() or self.checkpoints.exists():
             failed = {"error": str(error), "kind": type(error).__name__}
-            last = self.ledger.read_bytes().removesuffix(b"\n").rpartition(b"\n")[2]
-            self.write_json("result.json", {**failed, "ledger_head": hashlib.sha256(last).hexdigest()})
+            written = self.ledger.read_bytes() if self.ledger.exists() else b""
+            last = written.removesuffix(b"\n").rpartition(b"\n")[2]
+            with suppress(OSError):  # a full disk: the first error is the one to show
+                self.write_json("result.json", {**failed, "ledger_head": durable.sha256(last)})
             return
         shutil.rmtree(self.path)
 
 
 def as_json(value: Mapping[str, Any]) -> str:
     return json.dumps(value, indent=2, allow_nan=False) + "\n"
+
+
+def ledger_of(run: str | Path) -> Path:
+    """The ledger of a run folder, or the file itself."""
+    path = Path(run)
+    return path / LEDGER if path.is_dir() else path
 
 
 def create(out: str | None, data: str, method: str) -> RunFolder:

@@ -75,6 +75,9 @@ class TrainConfig(Mechanism, Performance):
     tensorboard: bool | str | None = Field(
         None, description="Also log for TensorBoard, public and released values only: in the run folder, or in DIR."
     )
+    after: list[str] = Field(
+        default_factory=list, description="An earlier run on the same data, whose charges count in this budget."
+    )
     out: str | None = Field(None, description="The run folder; it must not exist yet.")
 
     @field_validator("weight_decay")

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clipwise.fairness import show
 from clipwise.fairness.metrics import Measure
+from clipwise.lab.fairness import show
 from clipwise.lab.fairness.study import WITHOUT, compare
 from clipwise.lab.study import make_study
 from clipwise.types import BadArgument
