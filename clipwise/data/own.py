@@ -17,6 +17,7 @@ import numpy as np
 
 from clipwise.data.lines import bounded
 from clipwise.data.source import Array, Recipe, Split, checked
+from clipwise.files import is_ordinary
 from clipwise.types import BadArgument
 
 _MOST_CLASSES = 1000  # when their number is read off the labels: a column of ids is not a label
@@ -30,9 +31,9 @@ def read_own(
     path: Path, label: str | None, classes: int | None, ranges: Ranges, test_fraction: float
 ) -> tuple[Split, Split | None, int, tuple[str, ...], tuple[str, ...]]:
     """Train split, test split, number of classes, names of the columns, and notes for the report."""
-    if not path.is_file():
+    if not is_ordinary(path):
         raise BadArgument(
-            f"data={str(path)!r} is not a file; give the path of a .npz or .csv file, or a name from `clipwise data`"
+            f"data={str(path)[-200:]!r} is not a file; give the path of a .npz or .csv file, or a name from `clipwise data`"
         )
     notes: list[str] = []
     if path.suffix.lower() == ".csv":

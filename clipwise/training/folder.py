@@ -142,12 +142,13 @@ def _make(path: Path) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir()  # atomic: of two runs that ask for one name, one fails
-    except OSError as error:
-        if path.exists():
-            raise BadArgument(
-                f"out={str(path)!r} exists already, and a run is never overwritten; name another folder"
-            ) from error
-        raise BadArgument(f"out={str(path)!r} cannot be made ({error}); name a folder that you may write to") from error
+    except FileExistsError as error:
+        raise BadArgument(
+            f"out={str(path)!r} exists already, and a run is never overwritten; name another folder"
+        ) from error
+    except (OSError, ValueError) as error:
+        name = str(path)[-200:]
+        raise BadArgument(f"out={name!r} cannot be made ({error}); name a folder that you may write to") from error
     return path
 
 

@@ -18,7 +18,6 @@ that, keep the ledger's head (or the manifest's SHA-256) elsewhere, or seal the 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -214,8 +213,8 @@ def _text(path: Path) -> str:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(_text(path))
-    except (ValueError, RecursionError) as error:
+        value = files.parse_json(_text(path))
+    except files.Malformed as error:
         raise BadArgument(f"run: {path} is not JSON ({error}); restore the file") from error
     if not isinstance(value, dict):
         raise BadArgument(f"run: {path} is not a JSON object; restore the file")
