@@ -12,6 +12,7 @@ from numbers import Real
 from clipwise.types import BadArgument
 
 _LONGEST_PATH, _LONGEST_NAME = 4095, 255  # bytes, Linux's limits; no system allows much more
+_LONGEST = 2000  # characters of a message
 _SHOWN = 60  # characters of a value in a message
 
 
@@ -52,6 +53,11 @@ def count(name: str, value: object, *, least: int = 1, remedy: str | None = None
     if not (math.isfinite(number) and number == int(number) and number >= least):
         raise BadArgument(f"{name}={value!r} must be a whole number of at least {least}; {remedy}")
     return int(number)
+
+
+def short(text: str) -> str:
+    """A message of a length that can be read: a value in it may be a whole file."""
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
 
 
 def path(name: str, value: str) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -118,7 +119,20 @@ def test_hostile_data_files_are_refused_by_name(tmp_path, monkeypatch):
     os.mkfifo("fifo.csv")
     Path("folder.npz").mkdir()
     Path("zero.csv").symlink_to("/dev/zero")
-    names = ["pickled.npz", "plain.npz", "fifo.csv", "folder.npz", "zero.csv", "x" * 100_000 + ".csv", "a\0b.csv"]
+    np.savez("headless.npz", x=np.zeros((9, 2)), y=np.zeros(9, np.int64))
+    with zipfile.ZipFile("headless.npz", "w") as archive:
+        archive.writestr("x.npy", b"no header")
+        archive.writestr("y.npy", b"none here")
+    names = [
+        "headless.npz",
+        "pickled.npz",
+        "plain.npz",
+        "fifo.csv",
+        "folder.npz",
+        "zero.csv",
+        "x" * 100_000 + ".csv",
+        "a\0b.csv",
+    ]
     for name in names:
         with pytest.raises(BadArgument) as refused:
             load(name, label="y")

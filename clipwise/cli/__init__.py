@@ -24,6 +24,7 @@ from clipwise.cli import (
     claims,
     data,
     fairness,
+    fuzz,
     ledger,
     methods,
     models,
@@ -124,6 +125,7 @@ for command in (
     study.study,
     tune.tune,
     fairness.fairness,
+    fuzz.fuzz,
 ):
     app.command()(command)
 app.add_typer(data.app, name="data")

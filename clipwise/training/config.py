@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from clipwise import files
+from clipwise import files, validate
 from clipwise.data import DATASETS
 from clipwise.mechanism import make
 from clipwise.training.options import TrainConfig
@@ -47,7 +47,9 @@ def read_config(path: Path) -> dict[str, Any]:
         ) from error
     except files.Malformed as error:
         language = "YAML" if as_yaml else "TOML"
-        raise BadArgument(f"config={name!r} is not valid {language} ({error}); correct the file") from error
+        raise BadArgument(
+            f"config={name!r} is not valid {language} ({validate.short(str(error))}); correct the file"
+        ) from error
     if not isinstance(values, dict):
         raise BadArgument(f"config={str(path)!r} holds no options; write one a line, such as: epsilon: 3")
     return values
