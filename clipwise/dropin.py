@@ -4,12 +4,12 @@
     for epoch in range(10):
         for x, y in private.loader:
             optimizer.zero_grad()
-            loss = criterion(model(x), y)
-            loss.backward()
+            losses = criterion(model(x), y)  # reduction="none": one loss a row
+            private.backward(losses)  # or loss.backward() on their mean
             optimizer.step()
     print(private.epsilon(), private.statement().to_markdown())
 
-Model and optimizer stay the objects they were. `loss.backward()` leaves no gradient on the parameters;
+Model and optimizer stay the objects they were. The backward pass leaves no gradient on the parameters;
 `optimizer.step()` clips, sums, charges, adds noise, puts the *released* gradient on p.grad, and then takes the
 optimizer's own step.
 
@@ -22,12 +22,13 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import MethodType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
@@ -36,11 +37,16 @@ from clipwise.run import Run
 from clipwise.statement import Statement
 from clipwise.types import BadArgument, LoopMisuse
 
+OUTSIDE = (
+    "private.outside() was used: gradients through the model that this run did not train on. What the training loop made of such "
+    "gradients of training records is not covered"
+)
+
 
 class PrivateLoader:
     """Poisson batches of the user's data set; one pass is one epoch's number of steps."""
 
-    def __init__(self, private: Private, dataset: Dataset):
+    def __init__(self, private: Private, dataset: Dataset[Any]):
         self._private = private
         self.dataset = dataset
 
@@ -55,7 +61,7 @@ class PrivateLoader:
 class Private:
     """A loop made private. Made by `attach`; `detach` gives everything back."""
 
-    def __init__(self, run: Run, optimizer: Optimizer, loader: DataLoader, lr_scheduler: Any):
+    def __init__(self, run: Run, optimizer: Optimizer, loader: DataLoader[Any], lr_scheduler: Any):
         self.run = run
         self.model = run.model
         self.optimizer = optimizer
@@ -64,14 +70,27 @@ class Private:
         self._epochs_begun = 0
         self._scheduler = lr_scheduler
         self._warned = False
-        more = {} if lr_scheduler is None else {"scheduler": lr_scheduler}
-        run.restore(**more)
-        self._left_of_epoch = -run.state.step % len(self.loader)
-        self._install()
+        self._blocks = 0  # of `outside` that are open
+        self._plain_step: Any = None
+        self._plain_kind: type | None = None  # of the scheduler
+        run.on_close(self._uninstall)
+        try:
+            more = {} if lr_scheduler is None else {"scheduler": lr_scheduler}
+            run.restore(**more)
+            self._left_of_epoch = -run.state.step % len(self.loader)
+            self._install()
+        except BaseException:
+            run.close()
+            raise
 
     def epsilon(self, delta: float | None = None) -> float:
         """Epsilon so far, from the ledger; at the delta given to `attach`, or another."""
         return self.run.epsilon(delta)
+
+    def backward(self, losses: Tensor) -> None:
+        """The backward pass from one loss a row, of shape (rows,), in the place of `loss.backward()`. Clipwise sums them; that
+        each depends on its own row alone is verified. `loss_reduction` does not matter."""
+        self.run.engine.backward(losses)
 
     def statement(self) -> Statement:
         """What is guaranteed, under which assumptions, and what is not."""
@@ -94,9 +113,27 @@ class Private:
 
     def detach(self) -> None:
         """Model, optimizer and scheduler as they were; the ledger is closed. May be called twice."""
-        self._uninstall()
-        self.run.stepper.drop()
         self.run.close()
+
+    @contextmanager
+    def outside(self) -> Iterator[None]:
+        """A block in which gradients through the model are not trained on: neither forward nor backward passes in it touch the
+        open batch or the parameters. For adversarial examples (gradients with respect to inputs), for a generator that
+        learns from a private discriminator, for pictures of what the model looks at.
+
+            with private.outside():
+                (direction,) = torch.autograd.grad(criterion(model(x), y), x)
+            loss = criterion(model(x + 0.1 * direction.sign()), y)
+
+        What the loop makes of such gradients of *training* records is outside the guarantee, and each record's must come from
+        that record alone (reduce by a sum, or take signs); the statement says that the block was used."""
+        self.run.note(OUTSIDE)
+        self._blocks += 1
+        try:
+            with self.run.engine.outside():
+                yield
+        finally:
+            self._blocks -= 1
 
     def __reduce__(self) -> Any:
         raise LoopMisuse(
@@ -108,8 +145,9 @@ class Private:
     # ---------------------------------------------------------------------------------------------------------
 
     def _epoch(self) -> Iterator[Any]:
-        self._epochs_begun += 1
         stepper = self.run.stepper
+        stepper.whereabouts.begin()
+        self._epochs_begun += 1
         stepper.drop()  # of an earlier loop that was left in the middle, and is still held
         per_epoch = len(self.loader)
         # What is left of an epoch that a resumed run was in the middle of; a whole one otherwise.
@@ -117,6 +155,7 @@ class Private:
         self._left_of_epoch = 0
         affordable = self.run.affordable(count)
         first = self.run.state.step
+        self.run.engine.begin_epoch()
         try:
             for batch, records in self.run.batches.batches(range(first, first + affordable)):
                 stepper.begin(batch, records)
@@ -128,9 +167,11 @@ class Private:
                         "a batch of private.loader was not followed by optimizer.step(); a step that is left out because of its data would leak. "
                         "Call loss.backward() and optimizer.step() for every batch"
                     )
+            self.run.engine.end_epoch()
         finally:
             if mine == self._epochs_begun:
                 stepper.drop()  # a loop left in the middle: what was summed of an unfinished logical batch is forgotten
+                stepper.whereabouts.end()
         if affordable < count:
             raise self.run.exhausted()
 
@@ -138,6 +179,11 @@ class Private:
     # --------------------------------------------------------------------------------------------------------
 
     def _step(self, take_step: Callable[[], Any]) -> Any:
+        self.run.stepper.whereabouts.refuse_elsewhere()
+        if self._blocks:
+            raise LoopMisuse(
+                "optimizer.step() came inside a block of private.outside(); nothing was changed. Call it after the block"
+            )
         self._refuse_changed_parameters()
         self.stepped = self.run.stepper.absorb()
         if self.stepped:
@@ -171,24 +217,24 @@ class Private:
 
     def _install(self) -> None:
         private = self
-        self.optimizer.zero_grad()
         self.run.engine.install()
-        self._plain_step = self.optimizer.step
+        plain_step = self.optimizer.step
 
         def step(optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ARG001
             value = None
             if closure is not None:
                 with torch.enable_grad():
                     value = closure()
-            private._step(private._plain_step)
+            private._step(plain_step)
             return value
 
         # A bound method, because schedulers that are made later look for its __func__; marked where one has wrapped
         # it before.
-        if getattr(self._plain_step, "_wrapped_by_lr_sched", False):
+        if getattr(plain_step, "_wrapped_by_lr_sched", False):
             step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
         self._had_own_step = "step" in self.optimizer.__dict__
         self.optimizer.step = MethodType(step, self.optimizer)  # type: ignore[method-assign]
+        self._plain_step = plain_step
         if self._scheduler is not None:
             # By a class of its own, not an attribute: schedulers save their attributes.
             kind = type(self._scheduler)
@@ -197,25 +243,31 @@ class Private:
                 return kind.step(scheduler, *args, **kwargs) if private.stepped else None
 
             self._scheduler.__class__ = type(kind.__name__, (kind,), {"step": move, "__module__": kind.__module__})
+            self._plain_kind = kind
+        self.optimizer.zero_grad()
 
     def _uninstall(self) -> None:
-        if self._had_own_step:
-            self.optimizer.step = self._plain_step  # type: ignore[method-assign]
-        else:
-            self.optimizer.__dict__.pop("step", None)
-        if self._scheduler is not None:
-            self._scheduler.__class__ = type(self._scheduler).__bases__[0]
-            self._scheduler = None
+        """Whatever of it was installed; an attach that fails late comes here too."""
+        if self._plain_step is not None:
+            if self._had_own_step:
+                self.optimizer.step = self._plain_step  # type: ignore[method-assign]
+            else:
+                self.optimizer.__dict__.pop("step", None)
+        if self._plain_kind is not None:
+            self._scheduler.__class__ = self._plain_kind
+        self._plain_step, self._plain_kind = None, None
 
 
 @takes_options
 def attach(
     model: nn.Module,
     optimizer: Optimizer,
-    loader: DataLoader,
+    loader: DataLoader[Any],
     *,
     loss_reduction: str = "mean",
+    loss_declared: str | None = None,
     lr_scheduler: Any = None,
+    pad_to: int | None = None,
     groups: Callable[[Any], torch.Tensor] | None = None,
     ledger: str | Path | None = None,
     earlier: Sequence[str | Path] = (),
@@ -228,8 +280,12 @@ def attach(
 
     The loop:
         model, optimizer, loader: as they are; they are not wrapped, and `private.loader` gives batches of the same data.
-        loss_reduction: how the loss that you call backward() on combines the examples, "mean" or "sum".
+        loss_reduction: how the loss that you call backward() on combines the examples, "mean" or "sum"; that it treats
+            each alone is proved from its graph, or refused. private.backward(losses) needs none.
+        loss_declared: "row-wise" is your word for a loss that cannot be proved so; the statement quotes it (docs/losses.md).
         lr_scheduler: the one that moves the rate, so that with max_physical_batch it moves once a logical step.
+        pad_to: a public length that batches of texts or series are padded or cut to, where collate pads to the longest
+            record and the model does not mask padding (see `clipwise.pad_to`).
         groups: for a method that treats groups apart, a function of a batch: the group (0, 1, ...) of each row.
         ledger: a file for the privacy ledger; an existing one goes on, and what it holds counts.
         earlier: ledgers of earlier runs on the same data, whose charges count in this budget.
@@ -253,12 +309,18 @@ def attach(
         mechanism,
         performance,
         loss_reduction=loss_reduction,
+        loss_declared=loss_declared,
+        pad_to=pad_to,
         groups=groups,
         ledger=ledger,
         earlier=earlier,
         resume=resume,
         notify=lambda message: warnings.warn(message, stacklevel=2),
     )
+    return _installed(run, optimizer, loader, lr_scheduler)
+
+
+def _installed(run: Run, optimizer: Optimizer, loader: DataLoader, lr_scheduler: Any) -> Private:
     try:
         return Private(run, optimizer, loader, lr_scheduler)
     except BaseException:

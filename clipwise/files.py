@@ -87,7 +87,8 @@ def parse_toml(text: str) -> dict[str, Any]:
     # tomllib takes time by the square of the parts of a dotted key: 30,000 of them would take a minute.
     if any(part.count(".") > _DEEPEST for part in re.split(r"[={},\[\]\n]", text)):
         raise Malformed(f"a key has more than {_DEEPEST} parts")
-    return _parsed(lambda: tomllib.loads(text, parse_float=number))
+    values: dict[str, Any] = _parsed(lambda: tomllib.loads(text, parse_float=number))
+    return values
 
 
 def parse_json(text: str) -> Any:

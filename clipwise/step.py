@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from clipwise import guards
 from clipwise.accounting.ledger import Ledger
 from clipwise.noise import Noise
 from clipwise.norms import Bookkeeping, PlainEngine, PlainTape, Tape
@@ -73,6 +74,7 @@ class Stepper:
         self._batch: PhysicalBatch | None = None
         self._records: Any = None
         self._partial = Partial()
+        self.whereabouts = guards.Whereabouts()
 
     @property
     def waits(self) -> bool:
@@ -91,11 +93,18 @@ class Stepper:
 
     def begin(self, batch: PhysicalBatch, records: Any) -> None:
         """A physical batch begins: the engine records what the next forward and backward pass do."""
-        self.engine.open(batch.rows)
+        self.whereabouts.begin()
+        if batch.step != self.state.step:
+            raise LoopMisuse(
+                f"a batch that was drawn for step {batch.step} came at step {self.state.step}; nothing was changed. Go through the batches of "
+                "one loop, in order"
+            )
+        self.engine.open(batch.rows, batch.padding)
         self._batch, self._records = batch, records
 
     def absorb(self) -> bool:
         """The batch's norms to weights, weights to sums. True when it was the last one of its logical batch."""
+        self.whereabouts.refuse_elsewhere()
         batch, records = self._batch, self._records
         tape = self.engine.close()  # raises where there was no backward
         if batch is None:
@@ -107,6 +116,11 @@ class Stepper:
 
     def complete(self, take_step: Callable[[], Any]) -> Any:
         """Charge, noise, the method's next state, the optimizer: once a logical batch."""
+        self._release()
+        with guards.own_step():
+            return take_step()
+
+    def _release(self) -> None:
         plan, state = self.plan, self.state
         partial, self._partial = self._partial, Partial()
         charge(plan, state, self.ledger)
@@ -120,7 +134,8 @@ class Stepper:
             expected_batch_size=plan.expected_batch_size,
             learning_rate=rate,
         )
-        return take_step()
+        if plan.private:  # without privacy, backward() itself has called them
+            guards.through_hooks(self.engine.parameters)
 
     def drop(self) -> None:
         """Forget what was summed of an unfinished logical batch."""
@@ -130,16 +145,26 @@ class Stepper:
 def private_step(
     stepper: Stepper, batches: Iterable[tuple[PhysicalBatch, Any]], *, loss: Callable[[Any], Tensor]
 ) -> State:
-    """One logical step over its physical batches. `loss(records)` is a batch's loss, reduced as the engine was told.
+    """One logical step over its physical batches. `loss(records)` is one loss a row, or a loss reduced as the engine was
+    told.
 
     `clipwise.Run(...)` makes a stepper and the batches that belong to it; see docs/architecture.md.
     """
     for batch, records in batches:
         stepper.begin(batch, records)
-        loss(records).backward()
+        backward_pass(stepper.engine, loss(records))
         stepper.absorb()
     stepper.complete(stepper.optimizer.step)
+    stepper.whereabouts.end()
     return stepper.state
+
+
+def backward_pass(engine: Engine, loss: Tensor) -> None:
+    """From one loss a row, or from a loss that was reduced as the engine was told."""
+    if loss.dim():
+        engine.backward(loss)
+    else:
+        loss.backward()
 
 
 def clip_and_sum(

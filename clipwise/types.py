@@ -56,6 +56,15 @@ class Decision(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Padding:
+    """What is padding in one row of a batch that was padded to its longest record. Private."""
+
+    row: int  # the one that is padded most
+    own_length: Mapping[int, int]  # of each length that the batch was padded to, how much is the row's own
+    leading: bool = False  # padded on the left
+
+
+@dataclass(frozen=True)
 class Released:
     """Noised sums, and nothing else: whoever holds one holds only post-processing of the private data.
 

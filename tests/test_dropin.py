@@ -563,8 +563,9 @@ def test_an_attach_that_fails_late_leaves_ledger_and_model_free(tmp_path, monkey
     with pytest.raises(BadArgument, match="too late") as kept:  # as a notebook keeps the last traceback
         attach(model, ledger=path)
     monkeypatch.undo()
-    with path.open() as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if path.exists():  # a new ledger without a charge may be gone
+        with path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     attach(model, ledger=path).detach()
     del kept
 
@@ -663,6 +664,55 @@ def test_models_that_cannot_be_trained_privately():
     model.requires_grad_(False)
     with pytest.raises(BadArgument, match="unfreeze"):
         attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def fine_tuned():
+    """Batch norm with the statistics of other data, in eval mode."""
+    model = nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES))
+    model(torch.randn(50, FEATURES))
+    return model
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_batch_norm_in_eval_mode_is_allowed_and_stays_as_it_is(frozen):
+    model = fine_tuned()
+    model[1].eval().requires_grad_(not frozen)
+    statistics = model[1].running_mean.clone()
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    private = attach(model, optimizer)
+    train(private)
+    assert torch.equal(model[1].running_mean, statistics)
+    model.train()  # the usual line at the head of an epoch
+    with pytest.raises(Unsupported, match=r"layer '1' \(BatchNorm1d\).*after each model.train"):
+        train(private)
+    model[1].eval()
+    train(private)
+
+
+def test_batch_norm_without_running_statistics_is_refused_in_any_mode():
+    model = nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, CLASSES))
+    with pytest.raises(Unsupported, match=r"clipwise\.fix"):
+        attach(model.eval())
+
+
+def test_a_buffer_that_the_loop_writes_records_into_stops_it():
+    """A centre of features, as in self-distillation, moved by the loop itself."""
+    model = network()
+    model.register_buffer("centre", torch.zeros(CLASSES))
+    private = attach(model)
+    with pytest.raises(LoopMisuse, match="'centre'"):
+        for x, y in private.loader:
+            private.optimizer.zero_grad()
+            out = model(x)
+            F.cross_entropy(out, y).backward()
+            private.optimizer.step()
+            model.centre.lerp_(out.detach().mean(0), 0.1)
+    assert sum(event.count for event in private.run.ledger.events()) == 1
+    private.detach()
+    private = attach(model)
+    for _ in range(2):
+        train(private)
+        model.centre.fill_(0.5)  # between epochs: public, says the user
 
 
 class MixesRows(nn.Module):
@@ -812,7 +862,7 @@ def test_a_run_cannot_be_copied():
 def test_a_fork_draws_no_noise(monkeypatch):
     private = attach()
     monkeypatch.setattr("clipwise.noise.gaussian.os.getpid", lambda: -1)
-    with pytest.raises(LedgerError, match="forked child"):
+    with pytest.raises(LoopMisuse, match="another process"):
         train(private)
 
 

@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 from clipwise import __version__
 from clipwise.cli import (
     account,
+    audit,
     bench,
     calibrate,
     claims,
@@ -109,7 +110,7 @@ def _clipwise(
         raise typer.Exit
 
 
-for command in (
+_COMMANDS = (
     train.train,
     resume.resume,
     report.report,
@@ -126,9 +127,11 @@ for command in (
     tune.tune,
     fairness.fairness,
     fuzz.fuzz,
-):
+)
+for command in _COMMANDS:
     app.command()(command)
 app.add_typer(data.app, name="data")
+app.add_typer(audit.app, name="audit")
 
 
 def main() -> None:

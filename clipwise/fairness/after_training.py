@@ -47,7 +47,7 @@ class CountsByGroup:
         return release_group_counts(
             *self._answers(trained),
             self.number_of_groups,
-            self.noise_multiplier,
+            trained.event,
             question=self.question,
             ledger=trained.ledger,
             noise=trained.noise,

@@ -3,8 +3,8 @@
 
 One Gaussian release of 2K counts: of how many records of each group it is true, and of how many not. Each record is
 in one group, and one of the two: its row is one-hot, so that adding or removing it moves the counts by at most 1 in l2.
-All records are read, so that the event has sample rate 1: `StepEvent(1, noise_multiplier)`, charged before the noise
-exists. The model must be one that the same ledger has paid for (or public): the counts depend on the records through
+All records are read, so that the event has sample rate 1, and is of the kind that the run's own steps are; it is charged
+before the noise exists. The model must be one that the same ledger has paid for (or public): the counts depend on the records through
 it, and that is composition.
 
 All that follows (shares, clamping, intervals) is post-processing of the noised counts.
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from clipwise import validate
-from clipwise.accounting import StepEvent
+from clipwise.accounting import Event
 from clipwise.accounting.ledger import Ledger
 from clipwise.fairness.metrics import Measure
 from clipwise.noise import Noise
@@ -40,11 +40,6 @@ class Question(NamedTuple):
 
 RIGHT = Question("right", "wrong", "accuracy")
 CLIPPED = Question("clipped", "not_clipped", "clipped_share")
-
-
-def count_event(noise_multiplier: float, name: str = "group_counts") -> StepEvent:
-    """What the release costs, known before it is made; `name` is the option that asked for it."""
-    return StepEvent(1.0, validate.positive(name, noise_multiplier, "give noise std / 1, such as 20"))
 
 
 @dataclass(frozen=True)
@@ -94,7 +89,7 @@ def release_group_counts(
     answers: Tensor,
     groups: Tensor,
     number_of_groups: int,
-    noise_multiplier: float,
+    event: Event,
     *,
     question: Question = RIGHT,
     ledger: Ledger,
@@ -103,7 +98,7 @@ def release_group_counts(
 ) -> GroupCounts:
     """Charge, then count with noise. `answers` answers the question for each record; `step` numbers the release in ledger and
     noise, after all steps of the run."""
-    event = count_event(noise_multiplier)
+    validate.positive("group_counts", event.noise_multiplier, "give noise std / 1, such as 20")
     validate.count("number_of_groups", number_of_groups)
     if answers.dim() != 1 or groups.shape != answers.shape:
         raise BadArgument(f"groups: shape {tuple(groups.shape)} for {tuple(answers.shape)} answers; give one a record")
@@ -111,7 +106,7 @@ def release_group_counts(
     place = place + number_of_groups * (~answers.bool()).long()
     ledger.charge(step, event, note={"release": f"counts {question.yes} and {question.no} by group"})
     counts = torch.bincount(place, minlength=2 * number_of_groups).double()
-    (noised,) = noise.add([counts], noise_multiplier * L2_BOUND, step=step)
+    (noised,) = noise.add([counts], event.noise_multiplier * L2_BOUND, step=step)
     values = noised.tolist()
     yes, no = values[:number_of_groups], values[number_of_groups:]
-    return GroupCounts(question, tuple(yes), tuple(no), float(noise_multiplier))
+    return GroupCounts(question, tuple(yes), tuple(no), event.noise_multiplier)

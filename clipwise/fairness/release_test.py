@@ -7,6 +7,7 @@ import torch
 
 from clipwise.accounting import StepEvent, epsilon
 from clipwise.accounting.ledger import Ledger
+from clipwise.fairness.after_training import group_counts
 from clipwise.fairness.release import RIGHT, GroupCounts, release_group_counts
 from clipwise.keystream import Key
 from clipwise.noise import GaussianNoise
@@ -21,7 +22,7 @@ def released(right=ANSWERS, groups=GROUPS, number=3, noise=4.0, ledger=None, sou
         right,
         groups,
         number,
-        noise,
+        StepEvent(1.0, noise),
         ledger=ledger or Ledger.in_memory(run={}),
         noise=source or GaussianNoise(Key.from_seed(0)),
         step=7,
@@ -102,9 +103,15 @@ def test_intervals_cover_the_exact_accuracy():
     assert 270 <= hits <= 298  # 285 expected; 4 standard deviations are 15
 
 
-@pytest.mark.parametrize(("noise", "groups"), [(0.0, GROUPS), (-1.0, GROUPS), (math.nan, GROUPS), (4.0, GROUPS[:2])])
+@pytest.mark.parametrize(("noise", "groups"), [(0.0, GROUPS), (4.0, GROUPS[:2])])
 def test_bad_arguments(noise, groups):
     ledger = Ledger.in_memory(run={})
     with pytest.raises(BadArgument, match="group"):
         released(groups=groups, noise=noise, ledger=ledger)
     assert ledger.events() == []
+
+
+@pytest.mark.parametrize("noise", [0.0, -1.0, math.nan])
+def test_noise_that_is_none_is_refused_before_training(noise):
+    with pytest.raises(BadArgument, match="group_counts="):
+        group_counts(noise, groups=lambda batch: batch[2], number_of_groups=2)

@@ -18,14 +18,14 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from clipwise import validate
-from clipwise.accounting import Ledger, LedgerError
+from clipwise.accounting import Event, Ledger, LedgerError
 from clipwise.clipping import METHODS, Method
 from clipwise.loop.averaging import WeightAverage, check_decay
 from clipwise.loop.evaluation import accuracy, check_class_targets, mean_loss
 from clipwise.loop.keeping import Keeping, make_keeper
 from clipwise.loop.lr_schedules import LrSchedule, make_lr_schedule, refuse_double_rate
 from clipwise.losses import Loss, make_loss
-from clipwise.mechanism import Mechanism, Performance, split, takes_options
+from clipwise.mechanism import Mechanism, Performance, chosen, takes_options
 from clipwise.noise import Noise
 from clipwise.run import Run
 from clipwise.state import Part
@@ -45,6 +45,7 @@ class Trained(NamedTuple):
     method_state: Any
     ledger: Ledger
     noise: Noise
+    event: Event  # what it costs, as planned
     step: int
 
 
@@ -106,6 +107,7 @@ def fit(
     *,
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
     loss: LossLike = "cross-entropy",
+    loss_declared: str | None = None,
     lr_schedule: str | LrSchedule | None = None,
     average_weights: float = 0.0,
     test: Dataset | None = None,
@@ -131,7 +133,9 @@ def fit(
     The training:
         model, train, test: the model, and data sets of (input, target).
         optimizer: a function that makes the optimizer from the parameters; SGD with momentum by default.
-        loss: the text of one (see clipwise/losses.py), or a function loss(output, target), a mean over the rows.
+        loss: the text of one (see clipwise/losses.py), or a function loss(output, target): one loss a row, or a mean over
+            the rows, which is proved to be one or refused.
+        loss_declared: see `attach`.
         lr_schedule: how the rate moves (see clipwise/loop/lr_schedules.py).
         average_weights: decay of a moving average of the weights, which is then the trained model.
         groups: for a method that treats groups apart, a function of a batch: the group (0, 1, ...) of each row.
@@ -146,10 +150,7 @@ def fit(
         on_step: gets the public values of each step, and the number of steps planned.
         on_end: gets the finished run before its ledger is closed; what it returns goes into the closing line.
     """
-    if mechanism is None:
-        mechanism, performance = split(options)
-    elif options:
-        raise BadArgument(f"{', '.join(options)}: the mechanism is given whole; put its options into it")
+    mechanism, performance = chosen(mechanism, performance, options)
     epochs = validate.count("epochs", mechanism.epochs)
     batch = validate.count("expected_batch_size", mechanism.expected_batch_size)
     check_decay(average_weights)
@@ -164,6 +165,7 @@ def fit(
         DataLoader(train, batch_size=batch, shuffle=True),
         mechanism,
         performance,
+        loss_declared=loss_declared,
         groups=groups,
         ledger=ledger,
         after=tuple(release.noise_multiplier for release in after),
@@ -171,27 +173,29 @@ def fit(
         resume=resume,
         notify=lambda message: warnings.warn(message, stacklevel=2),
     )
-    average = WeightAverage(model.parameters(), average_weights)
-    report = Reporter(model, made, test, loss, on_epoch, on_step, average)
-    model.train()
-    per_epoch = run.plan.steps_per_epoch
-    rates = rate_schedule.start(
-        made, epochs=epochs, steps_per_epoch=per_epoch, higher_is_better=report.higher_is_better
-    )
-    keeper = make_keeper(checkpoints, run)
-    run.engine.install()
     try:
+        average = WeightAverage(model.parameters(), average_weights)
+        report = Reporter(model, made, test, loss, on_epoch, on_step, average)
+        model.train()
+        per_epoch = run.plan.steps_per_epoch
+        rates = rate_schedule.start(
+            made, epochs=epochs, steps_per_epoch=per_epoch, higher_is_better=report.higher_is_better
+        )
+        keeper = make_keeper(checkpoints, run)
+        run.engine.install()
         run.restore(average=average, rates=rates, report=report, **(parts or {}))
         keeper.begin()
         for epoch in range(1 + run.state.step // per_epoch, epochs + 1):
             left = epoch * per_epoch - run.state.step
             affordable = run.affordable(left)
+            run.engine.begin_epoch()
             for _ in run.take_steps(affordable, _loss_of(model, loss)):
                 average.update()
                 report.step(run.state.step, epochs * per_epoch, **run.public_values())
                 rates.after_step()
                 if run.state.step < epoch * per_epoch:
                     keeper.after_step()
+            run.engine.end_epoch()
             report.epoch(epoch, run.state.step, epsilon=run.epsilon_or_none(), **run.public_values())
             rates.after_epoch(report.figure)
             if affordable < left:
@@ -199,16 +203,7 @@ def fit(
             keeper.after_step()
         average.finish()
         run.engine.remove()
-        done = Fit(
-            model,
-            report.history,
-            released=_release(run, train, loss, after),
-            statement=_with_notes(run.statement(), loss, rate_schedule),
-            accuracy=report.accuracy,
-            method=run.plan.method if run.plan.private else None,
-            method_state=run.state.method if run.plan.private else None,
-            test_loss=report.loss,
-        )
+        done = _finished(run, report, _release(run, train, loss, after), (loss, rate_schedule))
         run.close(on_end(done) if on_end else None)
     except BaseException:
         with suppress(LedgerError):  # on a full disk, say: the first error is the one to show
@@ -217,14 +212,33 @@ def fit(
     return done
 
 
+def _finished(run: Run, report: Reporter, released: Mapping[str, Any], noted: tuple[Any, LrSchedule]) -> Fit:
+    return Fit(
+        run.model,
+        report.history,
+        _with_notes(run.statement(), *noted),
+        report.accuracy,
+        released=released,
+        method=run.plan.method if run.plan.private else None,
+        method_state=run.state.method if run.plan.private else None,
+        test_loss=report.loss,
+    )
+
+
 def _loss_of(model: nn.Module, loss: Callable[[Any, Tensor], Tensor]) -> Callable[[Any], Tensor]:
     device = _device(model)
+    compare = _rows_of(loss)
 
     def loss_of(batch: Any) -> Tensor:
         inputs, targets = (x.to(device) for x in batch[:2])  # the group may follow
-        return loss(model(inputs), targets)
+        return compare(model(inputs), targets)
 
     return loss_of
+
+
+def _rows_of(loss: Any) -> Callable[[Any, Tensor], Tensor]:
+    """One loss a row where it is known how; a function of the user's own as it is."""
+    return loss.each if isinstance(loss, Loss) else loss
 
 
 def _device(model: nn.Module) -> torch.device:
@@ -236,9 +250,19 @@ def _release(run: Run, train: Dataset, loss: Any, after: Sequence[AfterTraining]
     state = run.state
     return {
         one.name: one.release(
-            Trained(run.model, train, loss, run.plan.method, state.method, run.ledger, run.noise, state.step + number)
+            Trained(
+                run.model,
+                train,
+                _rows_of(loss),
+                run.plan.method,
+                state.method,
+                run.ledger,
+                run.noise,
+                event,
+                state.step + number,
+            )
         )
-        for number, one in enumerate(after)
+        for number, (one, event) in enumerate(zip(after, run.plan.after, strict=True))
     }
 
 

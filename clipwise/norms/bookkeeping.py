@@ -13,7 +13,8 @@ or an error was raised. A gradient that reaches a parameter past the taps is ref
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from types import MethodType
 from typing import Any
 
@@ -22,14 +23,27 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from clipwise.norms.choice import Chooser
+from clipwise.norms.influence import grown
 from clipwise.norms.kernel import PER_EXAMPLE, Call, Direct, Kernel, widened_for
+from clipwise.norms.loss import LossProof, judged, mark, unwatch, watch
+from clipwise.norms.precision import exact_products
 from clipwise.norms.probe import Probe, probe
 from clipwise.norms.recording import Pass, SpreadNode, TapNode
-from clipwise.norms.reduction import contradicts, not_linear
 from clipwise.norms.refuse import refuse_mixing_layers
+from clipwise.norms.state import Watch
 from clipwise.norms.tape import Tape
-from clipwise.norms.units import Unit, find_units, run_generic, signature, spread_shape, swapped, tensor_shapes
-from clipwise.types import LoopMisuse, Unsupported
+from clipwise.norms.units import (
+    Unit,
+    find_units,
+    run_generic,
+    signature,
+    spread_shape,
+    swapped,
+    tensor_shapes,
+    untrained,
+)
+from clipwise.norms.unreleased import HeldBack
+from clipwise.types import LoopMisuse, Padding, Unsupported
 
 # A layer and physical batch: beyond it gradients are not stored where there is a choice. glibc takes larger blocks from
 # the system every time anew.
@@ -45,30 +59,43 @@ class Bookkeeping:
         parameters: Mapping[str, nn.Parameter],
         *,
         loss_reduction: str,
+        loss_declared: str | None = None,
         by_rule: bool = False,
         generic: bool = False,
         notify: Callable[[str], None] = warnings.warn,
     ):
-        """`generic` runs the whole model under torch.func, for models that change shape from call to call, or for
+        """`loss_declared` is None, or "row-wise": the user's word for a loss that cannot be proved so (loss/proof.py). `generic` runs the whole model under torch.func, for models that change shape from call to call, or for
         comparison."""
         refuse_mixing_layers(model)
         self._model = model
         self._names = {id(p): name for name, p in parameters.items()}
         self._parameters = list(parameters.values())
-        self._reduction = loss_reduction
+        self.loss = LossProof(loss_reduction, loss_declared)
         self._chooser = Chooser(by_rule=by_rule, max_direct_bytes=DIRECT_BYTES)
         self._notify = notify
         self._units = [Unit("", model, None)] if generic else find_units(model, self._names)
         self._without_spreading = self._units if generic else find_units(model, self._names, spread=False)
         self._originals: dict[int, tuple[nn.Module, Callable, bool]] = {}
-        self._dummy = torch.zeros((), requires_grad=True)
+        self._dummy = self.loss.dummy = torch.zeros((), requires_grad=True)
+        self._output_shapes: dict[
+            int, list[torch.Size]
+        ] = {}  # of the model, by the rows of the batches that it was looked at with
+        self._square: list[int] = []  # arguments that are as long as the batch in both of their first dimensions
+        self._watching = False
         self._pass: Pass | None = None
         self._probing: Probe | None = None
         self._probed: set[Hashable] = set()  # layouts of inputs that the units have been settled for
-        self._probed_modes: set[bool] = set()  # of model.training
+        self._probed_modes: set[tuple[bool, ...]] = set()  # of every module's `training`
         self._probed_as: Any = None  # the signature of the last call that was probed
+        self._padding: Padding | None = None  # of the open batch
+        self._padding_probed = False
+        self._watch = Watch(model, self._names)
+        self._counts = False  # whether the model changes a number or a buffer of its own from call to call
+        self._calls = self._looked_at = 0  # private batches so far; that at the last look
         self._told: set[str] = set()
         self._in_root = False
+        self._outside = 0  # blocks of `outside` that are open
+        self._held_back = HeldBack(self._parameters, self._names)
         self._hooks: list[Any] = []
 
     @property
@@ -88,15 +115,21 @@ class Bookkeeping:
 
     def install(self) -> None:
         for p in self._parameters:
-            self._hooks.append(p.register_post_accumulate_grad_hook(self._refuse_stray_gradient))
+            self._hooks.append(p.register_hook(self._stray_hook(p)))  # autograd.grad meets it too
         self._replace_forwards()
+        if not self._watching:
+            watch(judged)
+            self._watching = True
 
     def remove(self) -> None:
+        if self._watching:
+            unwatch()
+            self._watching = False
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
         self._restore_forwards()
-        self._pass = None
+        self._over()
 
     def _replace_forwards(self) -> None:
         units = {id(u.module): u for u in self._units}
@@ -120,9 +153,42 @@ class Bookkeeping:
 
     # -- one physical batch --------------------------------------------------------------------------------------------
 
-    def open(self, rows: int) -> None:
-        """A physical batch of so many rows begins; what an unfinished one left is dropped."""
-        self._pass = Pass(rows)
+    def begin_epoch(self) -> None:
+        """Buffers and frozen parameters may have been changed since the last epoch; from here on they may not."""
+        self._watch.begin()
+
+    def end_epoch(self) -> None:
+        self._watch.end()
+
+    def open(self, rows: int, padding: Padding | None = None) -> None:
+        """A physical batch of so many rows begins; what an unfinished one left is dropped. `padding`: of a batch that was
+        padded to its longest record."""
+        self._watch.begin_once()
+        self._over()
+        self._pass, self._padding = Pass(rows, self.loss), padding
+        self._calls += 1
+
+    def backward(self, losses: Tensor) -> None:
+        """The backward pass of the open batch from one loss a row, whatever reduction was declared."""
+        if self._pass is None:
+            raise LoopMisuse("private.backward(losses) came without a batch of private.loader; nothing was changed")
+        self.loss.backward(self._pass, losses)
+
+    def _over(self) -> None:
+        if self._pass is not None:
+            self._pass.over = True
+        self._pass = None
+        self._held_back.clear()
+
+    @contextmanager
+    def outside(self) -> Iterator[None]:
+        """Passes in this block are none of the open batch's: no parameter takes a gradient from them."""
+        self._outside += 1
+        try:
+            with untrained(self._parameters):
+                yield
+        finally:
+            self._outside -= 1
 
     @property
     def received(self) -> bool:
@@ -137,37 +203,82 @@ class Bookkeeping:
                 "optimizer.step() came without a new loss.backward() on a batch of private.loader; nothing was changed. "
                 "Call loss.backward() once, then step() once, for each batch that the loader gives"
             )
-        self._pass = None
+        self._held_back.take()
+        self._over()
+        self._watch.check()
         # Taken, not copied: the user's loss keeps the graph alive, and the graph its taps, and they this pass.
         parts, done.parts = done.parts, []
         for p, total in done.shared.values():
             parts.append((Call(PER_EXAMPLE, {"shared": p}), Direct({"shared": total})))
         done.shared = {}
-        return Tape(self._parameters, parts, done.rows, scale=float(done.rows) if self._reduction == "mean" else 1.0)
+        if done.scale is None:
+            raise RuntimeError("a batch was recorded whose loss was not judged")
+        return Tape(self._parameters, parts, done.rows, scale=done.scale)
 
     # -- while recording -----------------------------------------------------------------------------------------------
 
     def _run_root(self, unit: Unit | None, original: Callable, args: tuple, kwargs: dict) -> Any:
+        if self._outside:
+            return self._run_outside(original, args, kwargs)
         if self._pass is None and self._probing is None:
             return original(*args, **kwargs)  # no private batch is open: any backward will be refused at the parameters
         if self._probing is None and self._is_new(args, kwargs):
+            refuse_mixing_layers(self._model)
             self._refuse_other_rows(args, kwargs)
             self._run_probe(args, kwargs)
             return self._model.forward(*args, **kwargs)  # the probe may have replaced the units
         outer, self._in_root = self._in_root, True
         try:
-            return original(*args, **kwargs) if unit is None else self._run_unit(unit, original, args, kwargs)
+            out = original(*args, **kwargs) if unit is None else self._run_unit(unit, original, args, kwargs)
         finally:
             self._in_root = outer
+        if not outer:
+            self._note_outputs(out, args, kwargs)
+        return out
+
+    def _note_outputs(self, out: Any, args: tuple, kwargs: dict) -> None:
+        """Where the rows are in each output: the dimension that grew from two rows to three when the model was looked at."""
+        leaves = [x for x in tree_flatten(out)[0] if isinstance(x, Tensor)]
+        if self._probing is not None:
+            n, given = self._probing.rows, tree_flatten((args, kwargs))[0]
+            if all(given[i].shape[0] == n for i in self._square):  # not the other reading of a square argument
+                self._output_shapes[n] = [x.shape for x in leaves]
+            return
+        two, three = (self._output_shapes.get(n, []) for n in (2, 3))
+        known = len(two) == len(three) == len(leaves)
+        for i, x in enumerate(leaves):
+            dim = grown(two[i], three[i]) if known else None
+            mark(x, self._pass, None if dim is None or dim < 0 or x.dim() != len(two[i]) else dim)
+
+    def _run_outside(self, original: Callable, args: tuple, kwargs: dict) -> Any:
+        def refuse_late(_: Tensor) -> None:
+            if not self._outside:
+                raise LoopMisuse(
+                    "backward() came after the block of private.outside() in which the model was called; nothing was changed. Call it inside the "
+                    "block, too"
+                )
+
+        out = original(*args, **kwargs)
+        for x in tree_flatten(out)[0]:
+            if isinstance(x, Tensor) and x.requires_grad:
+                # A checkpoint that is run again later would take the open batch for its own.
+                x.register_hook(refuse_late)
+        return out
 
     def _is_new(self, args: tuple, kwargs: dict) -> bool:
-        """One look is enough, except that what is spread broadcasts otherwise against dimensions of size 1, 2 or 3, and
-        that what runs generically must know each of its arguments."""
-        if self._model.training not in self._probed_modes:
+        """One look is enough, except that what is spread broadcasts otherwise against dimensions of size 1, 2 or 3; that what
+        runs generically must know each of its arguments; that padding is looked at where there is some; and that a model
+        which counts its calls may do something else later: it is looked at again at the 2nd, 4th, 8th ... batch."""
+        if self._modes() not in self._probed_modes or (self._padding is not None and not self._padding_probed):
+            return True
+        if self._counts and self._calls > self._looked_at and self._calls & (self._calls - 1) == 0:
             return True
         if any(u.is_generic for u in self._units) and signature(args, kwargs) != self._probed_as:
             return True
         return any(u.spread or u.own for u in self._units) and self._layout(args, kwargs) not in self._probed
+
+    def _modes(self) -> tuple[bool, ...]:
+        return tuple(m.training for m in self._model.modules())
 
     def _layout(self, args: tuple, kwargs: dict) -> Hashable:
         shapes = (x.shape for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor))
@@ -182,6 +293,8 @@ class Bookkeeping:
             )
 
     def _run_unit(self, unit: Unit, original: Callable, args: tuple, kwargs: dict) -> Any:
+        if self._outside:
+            return self._run_outside(original, args, kwargs)
         kwargs = dict(sorted(kwargs.items()))
         if self._probing is not None:
             return self._probing.run(unit, original, args, kwargs)
@@ -226,13 +339,16 @@ class Bookkeeping:
             current.note(call)
             if unit.spread:
                 receive = self._receiver(current, call, 0, unit.name)
-                return SpreadNode.apply(out, self._dummy, kept, receive, spread_shape(out, current.rows))
+                return _marked(
+                    SpreadNode.apply(out, self._dummy, kept, receive, spread_shape(out, current.rows)), current, 0
+                )
             if out._is_view():
                 # F.linear on three dimensions ends in a view, and autograd writes the gradient of a view that is marked
                 # dirty four times over. This alias is no view; nothing upstream keeps a layer's output.
                 out = torch.ops.aten._unsafe_view(out, out.shape)
             dim = batch_dim if rows_dim is None else rows_dim
-            return TapNode.apply(out, self._dummy, kept, self._receiver(current, call, dim, unit.name))
+            receive = self._receiver(current, call, dim, unit.name)
+            return _marked(TapNode.apply(out, self._dummy, kept, receive), current, dim)
 
         return unit.layer.forward(unit.module, tap, *args, **kwargs)
 
@@ -241,9 +357,8 @@ class Bookkeeping:
             return None
         call = Call(PER_EXAMPLE, {"parameter": p})
         current.note(call)
-        return SpreadNode.apply(
-            p.detach(), self._dummy, [], self._receiver(current, call, 0, self._names[id(p)]), shape
-        )
+        receive = self._receiver(current, call, 0, self._names[id(p)])
+        return _marked(SpreadNode.apply(p.detach(), self._dummy, [], receive, shape), current, 0)
 
     def _receiver(self, current: Pass, call: Call, dim: int, name: str) -> Callable:
         used = False
@@ -254,39 +369,48 @@ class Bookkeeping:
 
         def receive(saved: tuple[Tensor, ...], b: Tensor) -> None:
             nonlocal used
+            if current.trial is not None:
+                current.trial.look(id(receive), name, b.movedim(dim, 0))
+                return
             if used or current is not self._pass:
                 raise distrusted(
                     "loss.backward() ran twice through the same batch, or on a batch that is over; nothing was changed. "
-                    "Call it once for each batch that the loader gives"
+                    "Call it once for each batch that the loader gives; gradients that are not trained on (adversarial examples) belong into "
+                    "a block of private.outside()"
+                )
+            if self._outside:
+                raise distrusted(
+                    "backward() in a block of private.outside() went through a call of the model that came before the block; nothing was changed. "
+                    "Call the model inside the block, too"
                 )
             if torch.is_grad_enabled():
                 raise distrusted(
-                    "backward(create_graph=True) would differentiate through clipping; call loss.backward() without it"
+                    "backward(create_graph=True), which a gradient penalty needs, would differentiate through clipping; call loss.backward() without "
+                    "it. Instead of a penalty, clamp the weights after optimizer.step() under torch.no_grad(), which costs no privacy; second "
+                    "derivatives that are not trained on belong into a block of private.outside()"
                 )
             if b.shape[dim] != current.rows:
                 raise distrusted(
                     f"layer {name!r} was run on another number of rows than the batch from private.loader has; "
                     "use each batch whole, and evaluate other data under torch.no_grad()"
                 )
-            if not current.received and (found := contradicts(self._reduction)):
+            if not current.passes:
                 raise distrusted(
-                    f"the loss is a {found} over the batch, but loss_reduction={self._reduction!r} was declared; nothing was changed. "
-                    f"Reduce the loss the way it was declared, or attach with loss_reduction={found!r}"
-                )
-            if not current.received and (function := not_linear()):
-                raise distrusted(
-                    f"backward() was called on {function} of the reduced loss, so that each example's gradient depends on all the others' "
-                    "losses; nothing was changed. Call it on a mean or a sum of each example's own loss"
+                    "a backward pass reached the model that Clipwise could not see from its beginning; nothing was changed. Start it by "
+                    "loss.backward() or private.backward(losses)"
                 )
             if current.measured_apart(call):
                 raise distrusted(
                     "the batch went through the model and loss.backward() twice before optimizer.step(); nothing was changed. Add the "
-                    "losses and call backward() once"
+                    "losses and call backward() once; gradients that are not trained on (adversarial examples) belong into a block of "
+                    "private.outside()"
                 )
+            if not current.received:
+                self._held_back.put()
             used = current.received = True
             if dim:
                 b, saved = b.movedim(dim, 0), tuple(s.movedim(dim, 0) for s in saved)
-            if self._reduction == "mean" and b.dtype in (torch.float16, torch.bfloat16):
+            if current.scale != 1 and b.dtype in (torch.float16, torch.bfloat16):
                 raise distrusted(
                     "a mean over the batch in half precision: one record more would round all the others' gradients in another way; "
                     "nothing was changed. Reduce the loss by a sum, and attach with loss_reduction='sum' (steps are as long as before)"
@@ -294,7 +418,7 @@ class Bookkeeping:
             # What is measured and summed must not be rounded to half precision again, or the bound would not hold.
             p = next(iter(call.params.values()))
             b, saved = widened_for(p, b), tuple(widened_for(p, s) for s in saved)
-            with torch.autocast(b.device.type, enabled=False):
+            with exact_products(b.device.type):
                 if current.is_shared(call):
                     current.add_shared(call, call.kernel.direct(call, saved, b))
                 else:
@@ -303,14 +427,23 @@ class Bookkeeping:
 
         return receive
 
+    def _stray_hook(self, p: nn.Parameter) -> Callable[[Tensor | None], None]:
+        def hook(gradient: Tensor | None) -> None:
+            if gradient is not None and self._probing is None:  # the probe looks for such gradients itself
+                self._refuse_stray_gradient(p)
+
+        hook.of_the_engine = True  # type: ignore[attr-defined]  # none of the user's, which see released gradients
+        return hook
+
     def _refuse_stray_gradient(self, p: nn.Parameter) -> None:
-        p.grad = None  # a raw gradient: nobody may see it
+        p.grad = None  # not even the last step's, which it would have been added to
         if self._pass is not None:
             self._pass.received = False
         raise Unsupported(
             f"parameter {self._names.get(id(p), '?')!r} got a gradient past its layer: it is used outside the model's forward (a weight "
             "penalty in the loss?) or the backward pass ran on data that did not come from private.loader. Use the optimizer's "
-            "weight_decay for penalties, torch.no_grad() for other data"
+            "weight_decay for penalties, torch.no_grad() for other data, and a block of private.outside() for gradients that are not "
+            "trained on"
         )
 
     # -- the first batch
@@ -327,8 +460,11 @@ class Bookkeeping:
             self._replace_forwards()
             return self._model(*given, **named)
 
+        leaves = tree_flatten((args, kwargs))[0]
+        both = (current.rows, current.rows)
+        self._square = [i for i, x in enumerate(leaves) if isinstance(x, Tensor) and x.shape[:2] == both]
         try:
-            self._units = probe(
+            found = probe(
                 self._model,
                 self._units,
                 self._without_spreading,
@@ -338,10 +474,14 @@ class Bookkeeping:
                 kwargs,
                 attempt,
                 self._tell,
+                self._padding,
             )
+            self._units, self._counts, self._looked_at = found.units, self._counts or found.counts, self._calls
+            self._watch.may_move |= found.may_move
+            self._padding_probed |= self._padding is not None
             self._probed.add(self._layout(args, kwargs))
             self._probed_as = signature(args, kwargs)
-            self._probed_modes.add(self._model.training)
+            self._probed_modes.add(self._modes())
         finally:
             self._restore_forwards()
             self._replace_forwards()
@@ -351,6 +491,11 @@ class Bookkeeping:
         if message not in self._told:
             self._told.add(message)
             self._notify(message)
+
+
+def _marked(out: Tensor, current: Pass, dim: int) -> Tensor:
+    mark(out, current, dim)
+    return out
 
 
 def _dim_of_rows(unit: Unit, args: tuple, kwargs: dict, rows: int) -> int:
@@ -385,4 +530,5 @@ def _recording_forward(engine: Bookkeeping, run: Callable, unit: Unit | None, or
         return run(unit, original, args, kwargs)
 
     forward.is_recording = True  # type: ignore[attr-defined]
-    return forward
+    # A compiled graph would fold the taps away, or keep those of its first batch: what is between them may be compiled.
+    return torch.compiler.disable(forward)

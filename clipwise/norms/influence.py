@@ -1,16 +1,42 @@
-"""Does one record change another's output, or what the forward pass leaves in the model's buffers?"""
+"""Does one record change another's output, or what the forward pass leaves behind?
+
+The model is run on small batches, always from the same state (state.py) and with all generators seeded alike, so that two
+runs can differ by their records alone. A model that does not repeat itself then cannot be looked at, and is refused: a
+check is never left out. What is shown for the rows and values that were tried:
+
+- the output for a row is the same whatever stands in the other rows, short or long texts and overflowing values among
+  them, and whether there are two rows or three;
+- what is left in parameters and buffers is the same whatever the records and their number are;
+- what is left in attributes does not reach the next call: neither its output, nor what it leaves itself;
+- more padding changes no output (where batches are padded to the longest record).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext, suppress
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from clipwise.norms.small_batch import is_float
-from clipwise.types import Unsupported
+from clipwise.norms.small_batch import Row, far, first, huge, is_float, second, short
+from clipwise.norms.state import Leaf, State, alike
+from clipwise.randomness import Calm, seed_all
+from clipwise.types import Padding, Unsupported
+
+_OF_VALUES = (ValueError, IndexError, RuntimeError, AssertionError)
+_TRIES = 3  # of a model that does not repeat itself: what is set up in the first calls may need one or two
+_SEEDS = 4  # for a model that draws: a permutation of 8 rows leaves 4 among themselves once in 70 times
+
+# Rows a, b, a: no sorting of them by anything in which a and b differ leaves all three in place. Beside each base, what
+# stands in the middle instead.
+BASES: tuple[tuple[Row, tuple[Row, ...]], ...] = (
+    (first, (second, first, far, huge)),
+    (second, (first, second)),
+    (short, (first, short)),
+)
 
 
 def grown(two: torch.Size, three: torch.Size) -> int | None:
@@ -23,56 +49,227 @@ def grown(two: torch.Size, three: torch.Size) -> int | None:
     return changed[0] if len(changed) == 1 and (two[changed[0]], three[changed[0]]) == (2, 3) else -1
 
 
-def first_and_last_differ(out: Any, other: Any, small: Any) -> bool:
-    """Between two outputs for three rows; `small` is that for two. Values show what is mixed where no gradient is watched:
-    before the first layer, behind a detach, inside a unit that runs generically."""
-    for x, y, two in zip(*(tree_flatten(tree)[0] for tree in (out, other, small)), strict=True):
-        dim = grown(two.shape, x.shape) if is_float(x) else None
-        if dim is None or dim < 0:
+class Runs:
+    """The model, run from the same state every time."""
+
+    def __init__(self, model: nn.Module, attempt: Callable[..., Any]):
+        self.state = State(model)
+        self._attempt = attempt
+        self.left: dict[str, Leaf] = {}  # by the last run
+        self.may_move: set[str] = set()  # parameters and buffers that some run has changed
+        self.counts = False  # whether some run has changed a number or a buffer: what the model does may change with it
+
+    def __call__(
+        self, batch: tuple[tuple, dict], *with_: Any, seed: int = 3, again: bool = False, calm: bool = False
+    ) -> Any:
+        """The output. `again`: from the state that the last run has left, but for generators; `calm`: with constants for random
+        numbers."""
+        self.state.restore_generators() if again else self.state.restore()
+        seed_all(seed)
+        args, kwargs = batch
+        with Calm() if calm else nullcontext():
+            out = self._attempt(*with_, *args, **kwargs)
+        out = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, out)  # a buffer may be put back in place
+        self.left = self.state.moved()
+        self.may_move |= {path for path, leaf in self.left.items() if leaf.kept}
+        self.counts |= any(leaf.kept or leaf.is_number for leaf in self.left.values())
+        return out
+
+
+class Run(Protocol):
+    """`Runs` with the model's units chosen."""
+
+    def __call__(self, batch: Any, *, seed: int = 3, again: bool = False, calm: bool = False) -> Any: ...
+
+
+def refuse_influence(runs: Runs, run: Run, make: Callable[..., Any]) -> None:
+    """`make(*rows)` is a batch of these rows."""
+    aba = make(first, second, first)
+    out = _repeated(run, aba)
+    small = run(make(first, second))
+    left_by, mixed = [runs.left], False
+    for base, middles in BASES:
+        with suppress(*_OF_VALUES):  # a model may not like all values
+            outs = _by_middles(run, make, base, middles, runs, left_by)
+            mixed |= any(_differ(outs[0], other, small, [0, 2]) for other in outs[1:])
+    _refuse_left(left_by)  # first: where it is this that mixes, its name says more
+    if mixed:
+        raise mixing("the output for one row changes with the values of another")
+    calm = [run(make(*rows), calm=True) for rows in ((first, second), (first, second, first))]
+    if _differ(calm[1], calm[0], small, [0, 1]):
+        raise mixing("the output for one row changes with the number of rows")
+    if not _outputs_alike(out, run(aba, seed=4)):
+        _refuse_at_random(run, make, small)
+    _refuse_carrying(runs, run, make)
+
+
+def _by_middles(
+    run: Run, make: Callable[..., Any], base: Row, middles: tuple[Row, ...], runs: Runs, left_by: list[dict[str, Leaf]]
+) -> list[Any]:
+    outs = []
+    for middle in middles:
+        with suppress(*(_OF_VALUES if outs else ())):
+            outs.append(run(make(base, middle, base)))
+            left_by.append(runs.left)
+    return outs
+
+
+def _repeated(run: Run, batch: Any) -> Any:
+    """The output for a batch, once it comes out the same twice."""
+    out = run(batch)
+    for _ in range(_TRIES):
+        before, out = out, run(batch)
+        if _outputs_alike(before, out):
+            return out
+    raise Unsupported(
+        "the model does not repeat itself: its output for the same records changes from run to run, with its parameters, buffers and "
+        "attributes put back, and the generators of torch, numpy and Python seeded alike. Whether it mixes examples cannot be told. Let it "
+        "draw from one of these generators, or from one that is an attribute of a module; keep no state outside its modules, and read no "
+        "clock"
+    )
+
+
+def _refuse_at_random(run: Run, make: Callable[..., Any], small: Any) -> None:
+    """What is drawn may decide who is mixed with whom: more rows, several draws."""
+    for seed in range(10, 10 + _SEEDS):
+        one, other = (run(make(*[first, middle] * 4), seed=seed) for middle in (first, second))
+        if _differ(one, other, small, [0, 2, 4, 6]):
+            raise mixing("the output for one row changes with the values of another, by what is drawn at random")
+
+
+def _refuse_left(left_by: list[dict[str, Leaf]]) -> None:
+    """What is kept with the model must not depend on the records, nor on their number."""
+    start, *others = left_by
+    for other in others:
+        for path in {**start, **other}:
+            a, b = start.get(path), other.get(path)
+            if not (a or b).kept:  # type: ignore[union-attr]
+                continue
+            if a is None or b is None or not alike(a.value, b.value):
+                raise Unsupported(
+                    f"the forward pass writes values of the records, or their number, into the buffer or parameter {path!r} (a running "
+                    "statistic?): it would be saved with the model, without noise. Keep it fixed while training, or leave it out"
+                )
+
+
+def _refuse_carrying(runs: Runs, run: Run, make: Callable[..., Any]) -> None:
+    """Two calls in a row: the second may not show what records the first had, nor how many."""
+
+    def twice(*rows: Row) -> tuple[Any, dict[str, Leaf], dict[str, Leaf]]:
+        run(make(*rows))
+        after_one = runs.left
+        return run(make(first, second, first), again=True), after_one, runs.left
+
+    (out, one, two), (other_out, other_one, other_two) = twice(first, second, first), twice(far, short)
+    carried = list(_depending(two, other_two))
+    if carried:
+        again = twice(first, second, first)[2]
+        unsteady = set(_depending(two, again))  # a clock, say
+        carried = [path for path in carried if path not in unsteady]
+    used = not _outputs_alike(out, other_out)
+    if carried or used:
+        names = carried or list(_depending(one, other_one)) or ["what it keeps"]
+        raise Unsupported(
+            f"the model remembers records: what the forward pass leaves in {', '.join(map(repr, names[:3]))} changes "
+            f"{'the output of' if used else 'what is left by'} the next call, so that a record would go on to act, without noise, in steps that "
+            "it was not drawn for. Keep no running statistics, centres or code books of records"
+        )
+
+
+def _depending(left: Mapping[str, Leaf], other: Mapping[str, Leaf]) -> Iterator[str]:
+    """Names of what two runs have left with different values. What only one has left may be a cache, by shape."""
+    for path in left.keys() & other.keys():
+        if not alike(left[path].value, other[path].value):
+            yield path
+
+
+# -- comparing outputs --------------------------------------------------------------------------------------------------
+
+
+def _close(x: Tensor, y: Tensor) -> bool:
+    """Up to rounding: of float32 through a deep network, or of half precision where it is used."""
+    half = x.dtype in (torch.float16, torch.bfloat16) or torch.is_autocast_enabled(x.device.type)
+    tolerance = 3e-2 if half else 1e-4
+    largest = float(x.abs().nan_to_num(0, 0, 0).max()) if x.numel() else 0.0
+    return torch.allclose(x, y, rtol=tolerance, atol=0.1 * tolerance * largest, equal_nan=True)
+
+
+def _floats(tree: Any) -> list[Tensor | None]:
+    return [x.detach() if is_float(x) else None for x in tree_flatten(tree)[0]]
+
+
+def _outputs_alike(out: Any, other: Any) -> bool:
+    pairs = list(zip(_floats(out), _floats(other), strict=True))
+    return all(x is None or y is None or (x.shape == y.shape and _close(x, y)) for x, y in pairs)
+
+
+def _differ(out: Any, other: Any, small: Any, rows: list[int]) -> bool:
+    """In these rows; `small` is the output for two. Values show what is mixed where no gradient is watched: before the first
+    layer, behind a detach, inside a unit that runs generically."""
+    for x, y, two in zip(_floats(out), _floats(other), _floats(small), strict=True):
+        if x is None or y is None or two is None:
             continue
-        x, y = (t.detach().index_select(dim, torch.tensor([0, 2], device=t.device)) for t in (x, y))
-        if not torch.allclose(x, y, rtol=1e-3, atol=1e-4 * float(x.abs().max().nan_to_num(0)), equal_nan=True):
+        dim = _rows_of(two.shape, x.shape)
+        if dim is None:
+            continue
+        index = torch.tensor(rows, device=x.device)
+        x, y = x.index_select(dim, index), y.index_select(dim, index)
+        if x.shape != y.shape or not _close(x, y):
             return True
     return False
+
+
+def _rows_of(two: torch.Size, more: torch.Size) -> int | None:
+    """The dimension that is 2 for two rows and longer for more."""
+    dims = [d for d, (a, b) in enumerate(zip(two, more, strict=False)) if a == 2 and b > 2]
+    return dims[0] if len(two) == len(more) and dims else None
 
 
 def mixing(how: str) -> Unsupported:
     return Unsupported(
         f"the model mixes examples: {how}. No example's influence can then be bounded. Replace what mixes or reorders them (batch "
-        "statistics, batch-wise attention, sorting by length); clipwise.fix(model) replaces BatchNorm"
+        "statistics, batch-wise attention, sorting by length, cutting to the longest text); clipwise.fix(model) replaces BatchNorm"
     )
 
 
-class Buffers:
-    """What a forward pass leaves in the model's buffers: it must not depend on the records, or it would stand in
-    state_dict() without noise."""
+# -- padding ------------------------------------------------------------------------------------------------------------
 
-    def __init__(self, model: nn.Module):
-        self._model = model
-        self._start = {name: b.clone() for name, b in model.named_buffers()}
-        self._left: list[dict[str, Tensor]] = []
 
-    def after(self, run: Callable[[], Any]) -> Any:
-        with torch.no_grad():
-            for name, b in self._model.named_buffers():
-                if name in self._start:
-                    b.copy_(self._start[name])
-        torch.manual_seed(3)
-        out = run()
-        self._left.append({name: b.clone() for name, b in self._model.named_buffers()})
-        return out
+def refuse_padding(run: Run, args: tuple, kwargs: dict, cuts: list[int | None], padding: Padding) -> None:
+    """The row that is padded most, with its padding and without: the same output, or the longest record of a batch would
+    change all the others' gradients."""
+    leaves, spec = tree_flatten((args, kwargs))
 
-    def refuse_differences(self) -> None:
-        first, *others = self._left
-        for name, value in first.items():
-            if any(name in other and not _alike(value, other[name]) for other in others):
+    def own(x: Any, dim: int | None) -> Any:
+        return x if dim is None else x.detach().index_select(dim, torch.tensor([padding.row] * 2, device=x.device))
+
+    rows = [own(x, dim) for x, dim in zip(leaves, cuts, strict=True)]
+    bare = [_without(x, padding, but=dim) if isinstance(x, Tensor) else x for x, dim in zip(rows, cuts, strict=True)]
+    if all(x is y for x, y in zip(rows, bare, strict=True)):
+        raise Unsupported(
+            f"{_PADDED} No argument of the model has that length, so that it cannot be asked whether it minds. {_PAD_TO}"
+        )
+    outs = [run(tree_unflatten(each, spec), calm=True) for each in (rows, bare)]
+    for x, y in zip(*map(_floats, outs), strict=True):
+        if x is not None and y is not None:
+            x = x if x.shape == y.shape else _without(x, padding)
+            if x.shape != y.shape or not _close(x, y):
                 raise Unsupported(
-                    f"the forward pass writes values of the records into the buffer {name!r} (a running statistic?): it would be saved "
-                    "with the model, without noise. Keep it fixed while training, or leave it out"
+                    f"{_PADDED} The model's output for a record changes with the padding beside it. {_PAD_TO}"
                 )
 
 
-def _alike(a: Tensor, b: Tensor) -> bool:
-    if a.shape != b.shape or not (is_float(a) and is_float(b)):
-        return torch.equal(a, b)
-    return torch.allclose(a, b, rtol=1e-4, atol=1e-7, equal_nan=True)
+def _without(x: Tensor, padding: Padding, but: int | None = None) -> Tensor:
+    """Without the padding, in every dimension (but the one of the rows) that is as long as the padded batch."""
+    for dim, size in enumerate(x.shape):
+        if dim != but and size in padding.own_length:
+            real = padding.own_length[size]
+            x = x.narrow(dim, size - real if padding.leading else 0, real)
+    return x
+
+
+_PADDED = "the collate function pads a batch to its longest record, so that one record decides how much padding all the others get."
+_PAD_TO = (
+    "Give attach(..., pad_to=LENGTH), a public number that every batch is padded or cut to (or make the loader with "
+    "collate_fn=clipwise.pad_to(collate, LENGTH)); or let the model mask the padding"
+)

@@ -5,13 +5,15 @@ No norm is measured, so that every record has the same weight; nothing is bounde
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from clipwise.norms.tape import Weigh
-from clipwise.types import LoopMisuse
+from clipwise.norms.units import untrained
+from clipwise.types import LoopMisuse, Padding
 
 
 class PlainTape:
@@ -34,6 +36,7 @@ class PlainEngine:
         self.parameters: Sequence[nn.Parameter] = list(parameters.values())
         self._reduction = loss_reduction
         self._rows: int | None = None
+        self._summed = False  # whether the batch's losses came one a row
 
     def install(self) -> None:
         self._forget()
@@ -41,15 +44,30 @@ class PlainEngine:
     def remove(self) -> None:
         self._rows = None
 
-    def open(self, rows: int) -> None:
+    def begin_epoch(self) -> None: ...
+
+    def end_epoch(self) -> None: ...
+
+    def open(self, rows: int, padding: Padding | None = None) -> None:  # noqa: ARG002
         self._forget()
-        self._rows = rows
+        self._rows, self._summed = rows, False
+
+    def backward(self, losses: Tensor) -> None:
+        """From one loss a row, whatever reduction was declared."""
+        self._summed = True
+        losses.sum().backward()
+
+    @contextmanager
+    def outside(self) -> Iterator[None]:
+        """No parameter takes a gradient from the passes in this block."""
+        with untrained(self.parameters):
+            yield
 
     def close(self) -> PlainTape:
         rows, self._rows = self._rows, None
         if rows is None or all(p.grad is None for p in self.parameters):
             raise LoopMisuse("optimizer.step() came without a new loss.backward() on a batch of private.loader")
-        scale = float(rows) if self._reduction == "mean" else 1.0
+        scale = float(rows) if self._reduction == "mean" and not self._summed else 1.0
         sums = [torch.zeros_like(p) if p.grad is None else p.grad * scale for p in self.parameters]
         self._forget()
         return PlainTape(sums, rows)

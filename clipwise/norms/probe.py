@@ -1,16 +1,17 @@
 """A look at the model before it is trusted with the first private batch.
 
-Two tiny batches, of two and of three rows, go through the model. From them the engine learns, instead of guessing:
+A few tiny batches, of two and of three rows, go through the model. From them the engine learns, instead of guessing:
 
 - which dimension of each layer's input is the batch (the one that grew), or that there is none (then it is spread);
-- whether any example's output depends on another example, by gradients and by values (then the model is refused);
+- whether any example's output depends on another example, by gradients here and by values in influence.py, where what a
+  pass leaves behind is looked at as well (then the model is refused);
 - whether a parameter is used past its layer's tap (then its parent is run generically), or vmap fails (then rows are
   looped over);
 - whether spreading changes what the model computes, or sends a row's gradient to another row (then nothing is spread).
 
 The parameters are replaced by slightly different ones meanwhile: weights that start at zero would hide everything
-before them. Nothing is released: the outcome depends on the model's code, not on the values of the records, which are
-only borrowed for shape.
+before them. Everything that the model holds is put back before each run, and afterwards. Nothing is released: the outcome
+depends on the model's code, not on the values of the records, which are only borrowed for shape.
 """
 
 from __future__ import annotations
@@ -19,25 +20,24 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from clipwise.norms.influence import Buffers, first_and_last_differ, grown, mixing
+from clipwise.norms.influence import Runs, grown, mixing, refuse_influence, refuse_padding
 from clipwise.norms.kernel import Kernel
-from clipwise.norms.small_batch import dimensions_of_rows, far, is_float, same, small_batch
+from clipwise.norms.small_batch import dimensions_of_rows, first, is_float, second, small_batch
 from clipwise.norms.units import SPREADABLE, Unit, signature, spread_shape, swapped, tensor_shapes
-from clipwise.types import Unsupported
+from clipwise.randomness import held
+from clipwise.types import Padding, Unsupported
 
 NO_BATCH = "its input has no batch dimension of its own"
 COINCIDENCE = (
     "The first batch has, by chance, as many records as its second dimension is long; if that is all that is wrong, start again, with "
     "another seed if you gave one, or another max_physical_batch. Nothing was released"
 )
-_OF_VALUES = (ValueError, IndexError, RuntimeError, AssertionError)
 OUTSIDE = "a parameter is used outside its layer's forward"
 
 
@@ -130,6 +130,26 @@ class _Promote(Exception):
         self.unit, self.why = unit, why
 
 
+class Found(NamedTuple):
+    """What the look has shown."""
+
+    units: list[Unit]  # as they must be run
+    may_move: set[str]  # parameters and buffers that a forward pass changes, in the same way whatever the records are
+    counts: bool  # whether a forward pass changes a number or a buffer: the model may do something else later
+
+
+class _Call(NamedTuple):
+    """How the model was called, and which dimension of each argument is the batch."""
+
+    args: tuple
+    kwargs: dict
+    cuts: list[int | None]
+    padding: Padding | None
+
+    def rows(self, *rows: Any) -> tuple[tuple, dict]:
+        return small_batch(self.args, self.kwargs, self.cuts, rows)
+
+
 def probe(
     model: nn.Module,
     units: list[Unit],
@@ -140,76 +160,69 @@ def probe(
     kwargs: dict,
     attempt: Callable[..., Any],
     notify: Callable[[str], None],
-) -> list[Unit]:
-    """The units as they must be run. `attempt(units, look, *args, **kwargs)` calls the model with its units
-    replaced."""
+    padding: Padding | None = None,
+) -> Found:
+    """`attempt(units, look, *args, **kwargs)` calls the model with its units replaced."""
     devices = {p.device for p in parameters if p.is_cuda}
 
-    def settle(cuts: list[int | None]) -> tuple[list[Unit], list[str]]:
-        batches = {n: small_batch(args, kwargs, cuts, n) for n in (2, 3)}
-        changed = [small_batch(args, kwargs, cuts, 3, second=other) for other in (same, far)]
-        with torch.random.fork_rng(devices=list(devices)), torch.enable_grad(), _unsettled(model, parameters):
+    def settle(cuts: list[int | None]) -> tuple[Found, list[str]]:
+        call = _Call(args, kwargs, cuts, padding)
+        with held(devices), torch.enable_grad(), _unsettled(model, parameters, attempt) as runs:
             with suppress(Exception):  # what is wrong may be the spreading: without it the truth comes out
-                return _settle(model, units, parameters, batches, changed, attempt, may_spread=True)
-            return _settle(model, without_spreading, parameters, batches, changed, attempt, may_spread=False)
+                return _settle(model, units, parameters, call, runs, may_spread=True)
+            return _settle(model, without_spreading, parameters, call, runs, may_spread=False)
 
     possible = dimensions_of_rows(args, kwargs, rows)
     cuts = [dims[0] if dims else None for dims in possible]
     square = rows > 1 and any(len(dims) == 2 for dims in possible)
     try:
-        found = settle(cuts)
+        found, notices = settle(cuts)
     except Unsupported as refusal:
         if square:
             refusal.add_note(COINCIDENCE)
         raise
     except Exception as problem:
-        found = _with_an_argument_left_whole(settle, cuts, problem)
+        found, notices = _with_an_argument_left_whole(settle, cuts, problem)
     if square:
         _refuse_a_coincidence(settle, possible)
-    units, notices = found
-    generic = [u for u in units if u.is_generic]
+    generic = [u for u in found.units if u.is_generic]
     if generic:
         names = ", ".join(f"{u.name or 'the whole model'} ({type(u.module).__name__})" for u in generic)
         why = f" Why: {'; '.join(notices)}." if notices else ""
         notify(
             f"clipwise: no fast rule for {names}: its per-example gradients are exact, but slower (torch.func).{why}"
         )
-    return units
+    return found
 
 
 @contextmanager
-def _unsettled(model: nn.Module, parameters: list[nn.Parameter]) -> Iterator[None]:
-    """Other values in the parameters, and the old ones in parameters and buffers afterwards."""
-    buffers = [(b, b.clone()) for b in model.buffers()]
+def _unsettled(model: nn.Module, parameters: list[nn.Parameter], attempt: Callable[..., Any]) -> Iterator[Runs]:
+    """Other values in the parameters; and afterwards everything as it was."""
     values = [p.data for p in parameters]
+    torch.manual_seed(0)
     try:
         for p in parameters:
             size = float(p.data.square().mean().sqrt())
             p.data = p.data + torch.randn_like(p.data) * (0.1 * size or 0.02)
-        yield
+        runs = Runs(model, attempt)
+        try:
+            yield runs
+        finally:
+            runs.state.restore()
     finally:
         for p, value in zip(parameters, values, strict=True):
             p.data = value
-        with torch.no_grad():
-            for b, was in buffers:
-                b.copy_(was)
 
 
 def _settle(
-    model: nn.Module,
-    units: list[Unit],
-    parameters: list[nn.Parameter],
-    batches: dict[int, Any],
-    changed: list[Any],
-    attempt: Callable[..., Any],
-    *,
-    may_spread: bool,
-) -> tuple[list[Unit], list[str]]:
-    """Units that work, and why some had to be made generic."""
+    model: nn.Module, units: list[Unit], parameters: list[nn.Parameter], call: _Call, runs: Runs, *, may_spread: bool
+) -> tuple[Found, list[str]]:
+    """What works, and why some units had to be made generic."""
     notices: list[str] = []
     while True:
         try:
-            return _look(model, units, parameters, batches, changed, attempt), notices
+            settled = _look(units, parameters, call, runs)
+            return Found(settled, runs.may_move, runs.counts), notices
         except _Promote as problem:
             unit = problem.unit
             if may_spread and problem.why == NO_BATCH and isinstance(unit.module, SPREADABLE) and not unit.spread:
@@ -219,19 +232,9 @@ def _settle(
                 units = _promoted(model, units, problem)
 
 
-def _look(
-    model: nn.Module,
-    units: list[Unit],
-    parameters: list[nn.Parameter],
-    batches: dict[int, Any],
-    changed: list[Any],
-    attempt: Callable[..., Any],
-) -> list[Unit]:
-    looks = {n: Probe(n) for n in batches}
-    outs = {}
-    for n, (args, kwargs) in batches.items():
-        torch.manual_seed(n)
-        outs[n] = attempt(units, looks[n], *args, **kwargs)
+def _look(units: list[Unit], parameters: list[nn.Parameter], call: _Call, runs: Runs) -> list[Unit]:
+    looks, batches = {n: Probe(n) for n in (2, 3)}, {2: call.rows(first, second), 3: call.rows(first, second, first)}
+    outs = {n: runs(batches[n], units, looks[n]) for n in (2, 3)}
     calls = list(looks[2].shapes)  # in the order of the first calls: what comes later may depend on what comes before
     in_order = sorted(units, key=lambda u: calls.index(u.name) if u.name in calls else len(calls))
     settled = [
@@ -243,21 +246,18 @@ def _look(
         if called and any(id(p) in trainable - looks[2].tapped for p in unit.parameters()):
             raise _Promote(unit, "its rule leaves a parameter out")
     _refuse_mixing(settled, parameters, looks[3], outs)
-    kept = Buffers(model)
-    args, kwargs = batches[3]
-    again = kept.after(partial(attempt, units, Probe(3), *args, **kwargs))
-    random = first_and_last_differ(outs[3], again, outs[2])  # by a generator that torch's seed does not reach
-    for args, kwargs in [] if random else changed:
-        with suppress(*_OF_VALUES):  # a model may not like all values
-            other = kept.after(partial(attempt, units, Probe(3), *args, **kwargs))
-            if first_and_last_differ(outs[3], other, outs[2]):
-                raise mixing("the output for one row changes with the values of another")
-    kept.refuse_differences()
+
+    plain = [replace(u, spread=False, own=()) for u in settled]
+
+    def run(batch: Any, **how: Any) -> Any:
+        return runs(batch, plain, Probe(0), **how)
+
     if any(u.spread or u.own for u in settled):
-        plain = [replace(u, spread=False, own=()) for u in settled]
-        for n, (args, kwargs) in batches.items():
-            torch.manual_seed(n)
-            _refuse_difference(outs[n], attempt(plain, Probe(n), *args, **kwargs))
+        for n, batch in batches.items():
+            _refuse_difference(outs[n], run(batch))
+    refuse_influence(runs, run, call.rows)
+    if call.padding is not None:
+        refuse_padding(run, call.args, call.kwargs, call.cuts, call.padding)
     return settled
 
 

@@ -22,7 +22,8 @@ def recorded(engine, model, x, *more, **named):
 
 
 def installed(model, **options):
-    engine = Bookkeeping(model, dict(model.named_parameters()), loss_reduction="sum", notify=lambda _: None, **options)
+    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    engine = Bookkeeping(model, trainable, loss_reduction="sum", notify=lambda _: None, **options)
     engine.install()
     return engine
 
@@ -334,7 +335,7 @@ class Remembers(nn.Module):
 def test_a_buffer_that_remembers_records_is_refused():
     torch.manual_seed(0)
     model = Remembers(lambda x: 0.1 * x.detach().mean(0))
-    with pytest.raises(Unsupported, match="buffer 'seen'"):
+    with pytest.raises(Unsupported, match="buffer or parameter 'seen'"):
         recorded(installed(model), model, torch.randn(6, 4))
     assert (model.seen == 0).all()
     counts = Remembers(lambda _: 1.0)

@@ -1,4 +1,5 @@
-"""Layers that cannot be trained privately as they are, refused by name when a model is attached."""
+"""Layers that cannot be trained privately as they are, refused by name when a model is attached, and again in the first
+batch after a module was switched between train and eval mode."""
 
 from __future__ import annotations
 
@@ -17,17 +18,19 @@ def refuse_mixing_layers(model: nn.Module) -> None:
             raise Unsupported(
                 f"layer {name!r} ({type(module).__name__}) has no shape yet; run the model once before attaching"
             )
-        if isinstance(module, _BatchNorm) and not isinstance(module, _InstanceNorm):
+        is_instance_norm = isinstance(module, _InstanceNorm)
+        if isinstance(module, _BatchNorm) and not is_instance_norm and (module.training or module.running_mean is None):
             raise Unsupported(
                 f"layer {name!r} ({type(module).__name__}) mixes the examples of a batch, so no example's influence can be bounded; "
-                "replace it with clipwise.fix(model), which puts GroupNorm in its place, before making the optimizer"
+                "replace it with clipwise.fix(model), which puts GroupNorm in its place, before making the optimizer. One with running "
+                "statistics of public data can stay in eval mode: call its .eval() before attaching, and again after each model.train()"
             )
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
             raise Unsupported(
                 f"layer {name!r} ({type(module).__name__}) rescales its rows in the forward pass, by which tokens were seen and without "
                 "noise; make it with max_norm=None"
             )
-        if isinstance(module, _InstanceNorm) and module.track_running_stats:
+        if is_instance_norm and module.track_running_stats:
             raise Unsupported(
                 f"layer {name!r} ({type(module).__name__}) keeps running statistics of private data outside the guarantee; "
                 "make it with track_running_stats=False, or use clipwise.fix(model)"

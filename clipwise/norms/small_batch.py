@@ -1,8 +1,8 @@
-"""A call's arguments cut to two or three rows: what the engine looks at a model with."""
+"""A call's arguments cut to a few rows: what the engine looks at a model with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,36 +18,47 @@ def dimensions_of_rows(args: tuple, kwargs: dict, rows: int) -> list[list[int]]:
     return [[d for d in range(min(2, x.dim())) if x.shape[d] == rows] if isinstance(x, Tensor) else [] for x in leaves]
 
 
-def same(first: Tensor, second: Tensor) -> Tensor:  # noqa: ARG001
-    return first
+Row = Callable[[Tensor, Tensor], Tensor]  # one row (1, ...), made from the first two of the batch
 
 
-def far(first: Tensor, second: Tensor) -> Tensor:
+def first(a: Tensor, b: Tensor) -> Tensor:  # noqa: ARG001
+    return a
+
+
+def second(a: Tensor, b: Tensor) -> Tensor:  # noqa: ARG001
+    return b
+
+
+def far(a: Tensor, b: Tensor) -> Tensor:
     """Below and beyond all else, so that a largest, a smallest or a mean would show it."""
-    return -3 * (first.abs() + second.abs()) - 1 if is_float(first) else first
+    return -3 * (a.abs() + b.abs()) - 1 if is_float(a) else a
 
 
-def small_batch(
-    args: tuple,
-    kwargs: dict,
-    cuts: list[int | None],
-    n: int,
-    *,
-    second: Callable[[Tensor, Tensor], Tensor] = lambda _, own: own,
-) -> tuple[tuple, dict]:
-    """The call's arguments cut or stretched to n rows, each in its dimension (None: left whole). Values are made finite;
-    the first two rows differ where they can, unless `second(first, second)` makes another second."""
+def huge(a: Tensor, b: Tensor) -> Tensor:  # noqa: ARG001
+    """What a record may overflow with. Other rows must not know."""
+    return torch.full_like(a, min(1e30, torch.finfo(a.dtype).max)).mul_(a.sign().add_(0.5)) if is_float(a) else a
+
+
+def short(a: Tensor, b: Tensor) -> Tensor:  # noqa: ARG001
+    """The first half, then nothing, as a shorter text would be."""
+    if a.dim() < 2:
+        return a
+    rest = a.shape[1] // 2
+    return torch.cat([a[:, : a.shape[1] - rest], torch.zeros_like(a[:, :rest])], 1)
+
+
+def small_batch(args: tuple, kwargs: dict, cuts: list[int | None], rows: Sequence[Row]) -> tuple[tuple, dict]:
+    """The call's arguments with these rows instead of its own, each in its dimension (None: left whole). Values are made
+    finite; the first two rows differ where they can."""
     leaves, spec = tree_flatten((args, kwargs))
 
     def resize(x: Any, dim: int | None) -> Any:
         if dim is None:
             return x
-        first = _tame(x.detach().narrow(dim, 0, 1))
-        other = (
-            _tame(x.detach().narrow(dim, 1, 1)) if x.shape[dim] > 1 else first.flip(-1) if first.dim() > 1 else first
-        )
-        # Rows a, b, a: no sorting of them by anything in which a and b differ leaves all three in place.
-        return torch.cat([first, second(first, other), first][:n], dim)
+        x = x.detach().movedim(dim, 0)
+        a = _tame(x[:1])
+        b = _tame(x[1:2]) if len(x) > 1 else a.flip(-1) if a.dim() > 1 else a
+        return torch.cat([row(a, b) for row in rows]).movedim(0, dim)
 
     return tree_unflatten([resize(x, dim) for x, dim in zip(leaves, cuts, strict=True)], spec)
 

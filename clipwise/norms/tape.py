@@ -20,18 +20,19 @@ from torch import Tensor, nn
 
 from clipwise.norms.blocks import Blocks, Unformed
 from clipwise.norms.kernel import Call, Part, wide
+from clipwise.norms.precision import exact_products
 
 Weigh = Callable[[Tensor, slice], Mapping[str, Tensor]]
 _Answer = TypeVar("_Answer")
 _Sums = tuple[Call, Mapping[str, Tensor]]  # role -> sum
 
 
-def _without_autocast(answer: Callable[..., _Answer]) -> Callable[..., _Answer]:
-    """A loop may take its step under autocast too, which must not make products of ours less precise."""
+def _exact(answer: Callable[..., _Answer]) -> Callable[..., _Answer]:
+    """A loop may take its step under autocast or in TF32 too, which must not make products of ours less precise."""
 
     @wraps(answer)
     def run(self: Tape, *args: Any, **kwargs: Any) -> _Answer:
-        with torch.autocast(self._parameters[0].device.type, enabled=False):
+        with exact_products(self._parameters[0].device.type):
             return answer(self, *args, **kwargs)
 
     return run
@@ -50,19 +51,19 @@ class Tape:
         self.slack = max(132 * torch.finfo(wide(p.dtype)).eps for p in parameters)
 
     @cached_property
-    @_without_autocast
+    @_exact
     def norms(self) -> Tensor:
         norms = self._squares().sqrt_() * self._scale
         self._drop(~norms.isfinite())
         return norms
 
-    @_without_autocast
+    @_exact
     def weighted_sum(self, weights: Tensor, *, last: bool = False) -> list[Tensor]:
         """sum_i weights[i] * g_i, one tensor for each parameter, in their order. The `last` sum gives each layer's
         memory back as soon as it is summed."""
         return self._in_order(self._sums(self._usable(weights, self.norms), last=last))
 
-    @_without_autocast
+    @_exact
     def weighted_sums(self, weigh: Weigh) -> dict[str, list[Tensor]]:
         """The weighted sum for each name that `weigh(norms of some rows, those rows)` gives weights for; the rows come
         all at once or block by block. This uses the tape up."""

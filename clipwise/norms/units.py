@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from clipwise.norms.layers import Layer, find_layer
@@ -97,6 +98,19 @@ def swapped(modules: Iterable[nn.Module], make: Callable[[nn.Parameter], Tensor 
     finally:
         for m, name, p in places:
             m._parameters[name] = p
+
+
+@contextmanager
+def untrained(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """A block whose graphs do not reach these parameters."""
+    trained = [p for p in parameters if p.requires_grad]
+    for p in trained:
+        p.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for p in trained:
+            p.requires_grad_(True)
 
 
 def run_generic(
@@ -193,7 +207,13 @@ def signature(args: tuple, kwargs: dict) -> Any:
 
 
 def tensor_shapes(tree: Any) -> list[torch.Size]:
-    return [leaf.shape for leaf in tree_flatten(tree)[0] if isinstance(leaf, Tensor)]
+    """Of a packed sequence: its rows."""
+    leaves = tree_flatten(tree, is_leaf=lambda x: isinstance(x, PackedSequence))[0]
+    return [
+        leaf.shape if isinstance(leaf, Tensor) else torch.Size((int(leaf.batch_sizes[0]),))
+        for leaf in leaves
+        if isinstance(leaf, Tensor | PackedSequence)
+    ]
 
 
 def detached(tree: Any) -> Any:

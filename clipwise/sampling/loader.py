@@ -1,8 +1,8 @@
 """Sampled batches from a user's own DataLoader: same data set, collate function and workers; another sampler.
 
 A logical batch is split into physical ones of at most `max_physical_batch` rows. An empty logical batch is delivered
-as one *masked* row of zeros, because user code (a mean loss, an LSTM) fails on no rows; its weight is zero, so that
-it contributes nothing. What a Poisson sampler cannot honour (an IterableDataset, a weighted sampler, ...) is refused
+as one *masked* row of zeros (with a one in front where it holds integers, so that a text has a word, and a length is at
+least 1), because user code (a mean loss, an LSTM) fails on no rows; its weight is zero, so that it contributes nothing. What a Poisson sampler cannot honour (an IterableDataset, a weighted sampler, ...) is refused
 by name.
 """
 
@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 from torch.utils.data import (
     DataLoader,
     Dataset,
@@ -28,8 +27,9 @@ from torch.utils.data import (
 )
 
 from clipwise.keystream import Key
+from clipwise.sampling.collate import Collate, Layout, map_tensors
 from clipwise.sampling.sampler import Sampler
-from clipwise.types import BadArgument, Unsupported
+from clipwise.types import BadArgument, Padding, Unsupported
 
 
 @dataclass(frozen=True)
@@ -40,21 +40,28 @@ class PhysicalBatch:
     rows: int  # as delivered, the masked row included
     masked: bool  # the one row stands for an empty batch
     last: bool  # of its logical batch
+    padding: Padding | None = None  # where it was padded to its longest record
 
 
 class _Collate:
     """The user's collate function, and the masked row for an empty batch. A class, so that workers can be spawned."""
 
-    def __init__(self, collate: Callable[[list], Any], masked: Any):
+    def __init__(self, collate: Collate, masked: Any):
         self._collate, self._masked = collate, masked
 
-    def __call__(self, records: list) -> Any:
-        if records:
-            return self._collate(records)
-        return tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, self._masked)
+    def __call__(self, records: list[Any]) -> Any:
+        return self._collate(records) if records else map_tensors(Tensor.clone, self._masked)
 
 
-class _Table(Dataset):
+def _masked(x: Tensor) -> Tensor:
+    """Zeros like a batch of one record; of integers the first is a one (a word, a length), unless it may be a class of 0."""
+    zeros = torch.zeros_like(x)
+    if zeros.numel() and not x.is_floating_point() and not x.is_complex() and x.dtype != torch.bool:
+        zeros.view(-1)[0] = 1 if x.numel() > 1 else x.clamp(0, 1).item()
+    return zeros
+
+
+class _Table(Dataset[Any]):
     """A TensorDataset whose batches are taken whole: what default_collate makes of its records one by one."""
 
     def __init__(self, tensors: tuple[Tensor, ...]):
@@ -64,20 +71,28 @@ class _Table(Dataset):
         return [t[indices] for t in self._tensors] if indices else []
 
 
-def _as_it_is(batch: list) -> list:
+def _as_it_is(batch: list[Any]) -> list[Any]:
     return batch
 
 
 class SampledLoader:
     """Delivers (PhysicalBatch, batch) for the steps that it is asked for."""
 
-    def __init__(self, loader: DataLoader, sampler: Sampler, key: Key, *, max_physical_batch: int | None):
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        sampler: Sampler,
+        key: Key,
+        *,
+        max_physical_batch: int | None,
+        collated: tuple[Collate, Layout] | None = None,
+    ):
+        """`collated` is what `check_collate` gives: the collate function to use, and what it pads."""
         self._loader, self._sampler, self._key = loader, sampler, key
         self._most = max_physical_batch
         self._worker_seed = int.from_bytes(key.derive("workers").secret[:7], "big")
-        collate = loader.collate_fn
-        template = collate([loader.dataset[0]])
-        masked = tree_map(lambda x: torch.zeros_like(x) if isinstance(x, Tensor) else x, template)
+        collate, self._layout = collated or (loader.collate_fn, Layout())
+        masked = map_tensors(_masked, collate([loader.dataset[0]]))
         self._dataset, self._collate = loader.dataset, _Collate(collate, masked)
         if type(loader.dataset) is TensorDataset and collate is default_collate:
             self._dataset, self._collate = _Table(loader.dataset.tensors), _Collate(_as_it_is, masked)
@@ -116,10 +131,11 @@ class SampledLoader:
             generator=torch.Generator().manual_seed(self._worker_seed),
         )
         for batch in inner:
-            yield waiting.popleft(), batch
+            info = waiting.popleft()
+            yield info if info.masked else replace(info, padding=self._layout.padding(batch)), batch
 
 
-def check_loader(loader: DataLoader) -> int:
+def check_loader(loader: DataLoader[Any]) -> int:
     """The number of records, after refusing what a Poisson sampler cannot honour."""
     if not isinstance(loader, DataLoader):
         raise BadArgument(

@@ -1,8 +1,8 @@
-"""Layer, group, instance and root-mean-square normalisation: y = xhat * weight + bias.
+"""Layer, group, instance, root-mean-square and (in eval mode) batch normalisation: y = xhat * weight + bias.
 
 Per-example gradients are small, so they are formed: sum of b * xhat and sum of b over the places that share a weight.
 
-Group and instance norm do it at the cost of the plain layer: give every example its own copy of weight and bias, and
+Group, instance and batch norm do it at the cost of the plain layer: give every example its own copy of weight and bias, and
 fold rows and channels together, (rows, C, *) -> (1, rows * C, *) with rows * groups groups. It is the same function,
 and the native backward pass, which makes the gradients of x, weight and bias in one sweep, makes one gradient a row.
 For layer norm the weight is shared along the other axis; there mean and 1/std of the forward pass are used again.
@@ -113,3 +113,15 @@ def instance_norm(module: nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNor
     if input.dim() == module._get_no_batch_dim():
         raise Unsupported(f"{type(module).__name__} was given one example without a batch dimension; give it a batch")
     return _folded(module, tap, input, lambda x, w, b: F.instance_norm(x, weight=w, bias=b, eps=module.eps))
+
+
+@layer(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+def batch_norm(module: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d, tap: Tap, input: Tensor) -> Tensor:
+    """In eval mode only (refuse.py sees to it): by running statistics that stay as they are, each row is normalised alone."""
+    mean, var = module.running_mean, module.running_var
+    if module.training or mean is None or var is None:
+        raise Unsupported(f"{type(module).__name__} mixes the examples of a batch in train mode; call its .eval()")
+    rows = input.shape[0]
+    return _folded(
+        module, tap, input, lambda x, w, b: F.batch_norm(x, mean.repeat(rows), var.repeat(rows), w, b, eps=module.eps)
+    )

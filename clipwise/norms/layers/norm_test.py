@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from clipwise.norms.kernel import Call
-from clipwise.norms.layers.norm import LAYER_NORM
+from clipwise.norms.layers.norm import LAYER_NORM, batch_norm
 from clipwise.norms.layers.registry import find_layer
 from clipwise.norms.loop import assert_agrees
 
@@ -160,3 +160,27 @@ def test_a_row_with_nan_stays_alone():
     call = Call(LAYER_NORM, dict(norm.named_parameters()))
     for way in (LAYER_NORM.by_row, LAYER_NORM.direct_part):
         assert way(call, (x, mean.detach(), rstd.detach()), b).squared_norms.isnan().tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [
+        (nn.BatchNorm1d, (5, 4)),
+        (nn.BatchNorm1d, (5, 4, 3)),
+        (nn.BatchNorm2d, (5, 4, 3, 2)),
+        (nn.BatchNorm3d, (2, 4, 3, 2, 3)),
+    ],
+)
+@pytest.mark.parametrize("frozen", [None, "weight", "bias"])
+def test_batch_norm_in_eval_mode(kind, shape, frozen):
+    """Fine-tuning by statistics of public data: row-wise, with torch's own output."""
+    torch.manual_seed(0)
+    norm = with_random_affine(kind(shape[1]))
+    norm(3 * torch.randn(shape) + 1)
+    norm.eval()
+    x = torch.randn(shape)
+    torch.testing.assert_close(batch_norm(norm, lambda out, *_, **__: out, x), norm(x))
+    freeze(norm, frozen)
+    assert_agrees(
+        nn.Sequential(nn.Sequential(norm, nn.ReLU(inplace=True)), nn.Flatten(), nn.Linear(x[0].numel(), 2)), (x,)
+    )

@@ -13,6 +13,8 @@ For speed, memory is used again: `pre` becomes the gates' values, then the facto
 gradients. What can be done for all steps at once is done outside of the loops; left inside are the product with W_hh
 and a few operations in place. The reverse direction gets its input in reversed time, so that all directions run alike.
 
+Rows may have lengths of their own (a packed sequence): see `Lengths`.
+
 Gates and their order are torch's: LSTM i, f, g, o; GRU r, z, n with n = tanh(x_n + r * m), m = h W_hn^T + b_hn. States
 are (T + 1, directions, rows, H): the first is the initial one.
 """
@@ -26,6 +28,39 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 Grads = tuple[Tensor | None, ...]
+
+
+class Lengths:
+    """Rows that end before the last step. Each row's own time is turned within its length for the reverse direction, so that in
+    all directions what comes after a row's end is padding: nothing of it reaches the row's own steps, and with outputs there
+    that nobody uses, its gradients are exactly zero."""
+
+    def __init__(self, lengths: Tensor, longest: int):
+        time = torch.arange(longest, device=lengths.device).unsqueeze(1)
+        self._turn = torch.where(time < lengths, lengths - 1 - time, time).unsqueeze(2)  # (T, rows, 1), its own inverse
+        self.ends = (lengths - 1).unsqueeze(1)  # (rows, 1), of all directions
+
+    def turned(self, x: Tensor) -> Tensor:
+        """(T, rows, p) with each row's time reversed."""
+        return x.gather(0, self._turn.expand(x.shape))
+
+    def last(self, states: Tensor) -> Tensor:
+        """(directions, rows, H) of (T, directions, rows, H): each row's state at its own end."""
+        return states.gather(0, self.ends.expand(states.shape[1:]).unsqueeze(0)).squeeze(0)
+
+    def at_the_end(self, gradient: Tensor, longest: int) -> tuple[Tensor, ...]:
+        """The gradient of `last`, one tensor a step."""
+        spread = gradient.new_zeros(longest, *gradient.shape)
+        return spread.scatter_(0, self.ends.expand(gradient.shape).unsqueeze(0), gradient.unsqueeze(0)).unbind()
+
+
+def turned(x: Tensor, lengths: Lengths | None) -> Tensor:
+    """(T, rows, p) in reversed time."""
+    return x.flip(0) if lengths is None else lengths.turned(x)
+
+
+def _last(states: Tensor, lengths: Lengths | None) -> Tensor:
+    return states[-1].clone() if lengths is None else lengths.last(states)
 
 
 class LSTM(torch.autograd.Function):
@@ -59,13 +94,15 @@ class LSTM(torch.autograd.Function):
         h0: Tensor,  # noqa: ARG004
         c0: Tensor,  # noqa: ARG004
         weight: Tensor,
+        lengths: Lengths | None,
         h: Tensor,
         c: Tensor,
         tanh_c: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.save_for_backward(weight, h, pre.detach(), c, tanh_c)
+        ctx.lengths = lengths
         ctx.set_materialize_grads(False)
-        return _joined(h[1:]), h[-1].clone(), c[-1].clone()
+        return _joined(h[1:], lengths), _last(h[1:], lengths), _last(c[1:], lengths)
 
     @staticmethod
     @once_differentiable
@@ -85,18 +122,21 @@ class LSTM(torch.autograd.Function):
         keep = c_before.copy_(f)
         torch.addcmul(product, product, f, value=-1, out=f)
 
-        d_outs, slopes, keeps, steps = _parted(d_out, h), slope.unbind(), keep.unbind(), gates.unbind(1)
+        d_outs, d_h, d_c, d_cs = _at_ends(_parted(d_out, h, ctx.lengths), d_h, d_c, ctx.lengths)
+        slopes, keeps, steps = slope.unbind(), keep.unbind(), gates.unbind(1)
         of_c, of_h = gates[..., : 3 * hidden].unflatten(3, (3, hidden)).unbind(1), o.unbind()
         dh = _sum(d_outs[-1], d_h)
         dc = torch.zeros_like(dh) if d_c is None else d_c.clone()
         dc_thrice = dc.unsqueeze(2)
         for t in reversed(range(len(steps))):
+            if d_cs is not None:
+                dc.add_(d_cs[t])
             dc.addcmul_(dh, slopes[t])
             of_c[t].mul_(dc_thrice)
             of_h[t].mul_(dh)
             dc.mul_(keeps[t])
             torch.baddbmm(d_outs[t - 1], steps[t], weight, out=dh) if t else torch.bmm(steps[0], weight, out=dh)
-        return gates, dh, dc, None, None, None, None
+        return gates, dh, dc, None, None, None, None, None
 
 
 class GRU(torch.autograd.Function):
@@ -128,13 +168,15 @@ class GRU(torch.autograd.Function):
         pre: Tensor,
         h0: Tensor,  # noqa: ARG004
         weight: Tensor,
+        lengths: Lengths | None,
         h: Tensor,
         r: Tensor,
         m: Tensor,
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(weight, h, r, pre.detach(), m)
+        ctx.lengths = lengths
         ctx.set_materialize_grads(False)
-        return _joined(h[1:]), h[-1].clone()
+        return _joined(h[1:], lengths), _last(h[1:], lengths)
 
     @staticmethod
     @once_differentiable
@@ -152,7 +194,8 @@ class GRU(torch.autograd.Function):
         torch.mul(m, r, out=product)
         torch.addcmul(product, product, r, value=-1, out=r)
 
-        d_outs, keeps, resets = _parted(d_out, h[1:]), keep.unbind(), reset.unbind()
+        d_outs, d_h, _, _ = _at_ends(_parted(d_out, h[1:], ctx.lengths), d_h, None, ctx.lengths)
+        keeps, resets = keep.unbind(), reset.unbind()
         of_h, of_n = gates[..., hidden:].unflatten(3, (2, hidden)).unbind(1), r.unbind()
         r_and_z, ns, ms = gates[..., : 2 * hidden].unbind(1), n.unbind(), m.unbind()
         w_rz, w_n = weight[:, : 2 * hidden], weight[:, 2 * hidden :]
@@ -165,7 +208,7 @@ class GRU(torch.autograd.Function):
             dh.mul_(keeps[t]).baddbmm_(r_and_z[t], w_rz).baddbmm_(ms[t], w_n)
             if t:
                 dh.add_(d_outs[t - 1])
-        return gates, dh, None, None, None, None
+        return gates, dh, None, None, None, None, None
 
 
 class RNN(torch.autograd.Function):
@@ -188,13 +231,14 @@ class RNN(torch.autograd.Function):
         pre: Tensor,
         h0: Tensor,  # noqa: ARG004
         weight: Tensor,
+        lengths: Lengths | None,
         h: Tensor,
         relu: bool,
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(weight, h, pre.detach())
-        ctx.relu = relu
+        ctx.relu, ctx.lengths = relu, lengths
         ctx.set_materialize_grads(False)
-        return _joined(h[1:]), h[-1].clone()
+        return _joined(h[1:], lengths), _last(h[1:], lengths)
 
     @staticmethod
     @once_differentiable
@@ -206,12 +250,12 @@ class RNN(torch.autograd.Function):
             gates.copy_((h > 0).transpose(0, 1))
         else:
             torch.addcmul(h.new_ones(()), h, h, value=-1, out=gates.transpose(0, 1))
-        d_outs = _parted(d_out, h)
+        d_outs, d_h, _, _ = _at_ends(_parted(d_out, h, ctx.lengths), d_h, None, ctx.lengths)
         dh = _sum(d_outs[-1], d_h)
         for t in reversed(range(len(steps))):
             steps[t].mul_(dh)
             torch.baddbmm(d_outs[t - 1], steps[t], weight, out=dh) if t else torch.bmm(steps[0], weight, out=dh)
-        return gates, dh, None, None, None
+        return gates, dh, None, None, None, None
 
 
 def _states(pre: Tensor, first: Tensor) -> Tensor:
@@ -221,20 +265,33 @@ def _states(pre: Tensor, first: Tensor) -> Tensor:
     return states
 
 
-def _joined(h: Tensor) -> Tensor:
+def _joined(h: Tensor, lengths: Lengths | None) -> Tensor:
     """(T, directions, rows, H), each direction in its own time, as (T, rows, directions * H).
 
     Always a copy: whoever gets the output may write to it, and h is needed again.
     """
-    return h[:, 0].clone() if h.shape[1] == 1 else torch.cat([h[:, 0], h[:, 1].flip(0)], -1)
+    return h[:, 0].clone() if h.shape[1] == 1 else torch.cat([h[:, 0], turned(h[:, 1], lengths)], -1)
 
 
-def _parted(d_out: Tensor | None, h: Tensor) -> tuple[Tensor, ...]:
+def _parted(d_out: Tensor | None, h: Tensor, lengths: Lengths | None) -> tuple[Tensor, ...]:
     """The gradient of `_joined(h)` as that of h, one tensor a step."""
     if d_out is None:
         return h.new_zeros(()).expand(h.shape).unbind()
     parts = d_out.split(h.shape[-1], 2)
-    return (parts[0].unsqueeze(1) if len(parts) == 1 else torch.stack([parts[0], parts[1].flip(0)], 1)).unbind()
+    if len(parts) == 1:
+        return parts[0].unsqueeze(1).unbind()
+    return torch.stack([parts[0], turned(parts[1], lengths)], 1).unbind()
+
+
+def _at_ends(
+    d_outs: tuple[Tensor, ...], d_h: Tensor | None, d_c: Tensor | None, lengths: Lengths | None
+) -> tuple[tuple[Tensor, ...], Tensor | None, Tensor | None, tuple[Tensor, ...] | None]:
+    """The gradients of the last states, brought to each row's own end: into those of the outputs, and one a step for c."""
+    if lengths is None:
+        return d_outs, d_h, d_c, None
+    if d_h is not None:
+        d_outs = tuple(a + b for a, b in zip(d_outs, lengths.at_the_end(d_h, len(d_outs)), strict=True))
+    return d_outs, None, None, None if d_c is None else lengths.at_the_end(d_c, len(d_outs))
 
 
 def _sum(a: Tensor, b: Tensor | None) -> Tensor:

@@ -9,7 +9,8 @@ linear layers over the sequence that share their output gradients. So one Gram m
 the squared norm is the sum over s, t of <b_s, b_t> (<x_s, x_t> + <h_{s-1}, h_{t-1}> + 2). Only a GRU's gate n differs:
 what it gives to W_hh and b_hh comes from the gradient of m = h W_hn^T + b_hn, which is r times that of n.
 
-The forward pass gives what torch's own does, to rounding; recurrence.py has the loops over time.
+The forward pass gives what torch's own does, to rounding; recurrence.py has the loops over time. A PackedSequence is run
+padded, each row to its own end, and packed again: its rows are those of the batch, in order.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from clipwise.norms import kernel
 from clipwise.norms.kernel import Call, Ghost, Kernel, Part, Way
-from clipwise.norms.layers.recurrence import GRU, LSTM, RNN
+from clipwise.norms.layers.recurrence import GRU, LSTM, RNN, Lengths, turned
 from clipwise.norms.layers.registry import Tap, layer
 from clipwise.types import Unsupported
 
@@ -121,42 +122,64 @@ def _cat(tensors: list[Tensor], dim: int) -> Tensor:
 
 @layer(nn.LSTM, nn.GRU, nn.RNN, supports=lambda module: module.proj_size == 0)
 def forward(
-    module: nn.RNNBase, tap: Tap, x: Tensor, hx: Tensor | tuple[Tensor, Tensor] | None = None
-) -> tuple[Tensor, Tensor | tuple[Tensor, ...]]:
-    name, is_lstm = type(module).__name__, isinstance(module, nn.LSTM)
+    module: nn.RNNBase,
+    tap: Tap,
+    x: Tensor | PackedSequence,
+    hx: Tensor | tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor | PackedSequence, Tensor | tuple[Tensor, ...]]:
     if isinstance(x, PackedSequence):
-        raise Unsupported(
-            f"{name} got a PackedSequence, whose rows cannot be told apart here; pass the padded batch itself, "
-            "and pick or mask its outputs by the lengths"
-        )
+        padded, lengths = pad_packed_sequence(x)
+        out, ends = _run(module, tap, padded, hx, Lengths(lengths.to(padded.device), len(padded)))
+        return _packed(out, lengths, x), ends
     if x.dim() != 3:
         raise Unsupported(
-            f"{name} got a single sequence, without a batch dimension; pass (rows, T, features) with batch_first=True, "
+            f"{type(module).__name__} got a single sequence, without a batch dimension; pass (rows, T, features) with batch_first=True, "
             "or (T, rows, features)"
         )
-    directions = 1 + module.bidirectional
+    out, ends = _run(module, tap, x.transpose(0, 1) if module.batch_first else x, hx, None)
+    return out.transpose(0, 1) if module.batch_first else out, ends
+
+
+def _packed(out: Tensor, lengths: Tensor, like: PackedSequence) -> PackedSequence:
+    """(T, rows, p) packed in the order of `like`."""
+    if like.sorted_indices is not None:
+        out, lengths = out.index_select(1, like.sorted_indices), lengths[like.sorted_indices.cpu()]
+    data = pack_padded_sequence(out, lengths).data
+    return PackedSequence(data, like.batch_sizes, like.sorted_indices, like.unsorted_indices)
+
+
+def _run(
+    module: nn.RNNBase,
+    tap: Tap,
+    x: Tensor,
+    hx: Tensor | tuple[Tensor, Tensor] | None,
+    lengths: Lengths | None,
+) -> tuple[Tensor, Tensor | tuple[Tensor, ...]]:
+    """All layers: (T, rows, p) to (T, rows, directions * H), and the last states."""
+    is_lstm, directions = isinstance(module, nn.LSTM), 1 + module.bidirectional
     if hx is None:
-        rows = x.shape[0 if module.batch_first else 1]
-        zeros = x.new_zeros(directions * module.num_layers, rows, module.hidden_size)
+        zeros = x.new_zeros(directions * module.num_layers, x.shape[1], module.hidden_size)
         hx = (zeros, zeros) if is_lstm else zeros
-    module.check_forward_args(x, hx, None)  # type: ignore[arg-type]
+    module.check_forward_args(x.transpose(0, 1) if module.batch_first else x, hx, None)  # type: ignore[arg-type]
 
     # Under autocast too: in a lower precision, each step's rounding would add to that of the steps before.
     dtype = next(module.parameters()).dtype
     states = [s.to(dtype) for s in (hx if isinstance(hx, tuple) else (hx,))]
-    x = x.to(dtype).transpose(0, 1) if module.batch_first else x.to(dtype)
-    lasts = []
+    x, lasts = x.to(dtype), []
     with torch.autocast(x.device.type, enabled=False):
         for level in range(module.num_layers):
             if level and module.dropout:
                 x = F.dropout(x, module.dropout, module.training)
-            x, *last = _run_level(module, tap, level, x, [s[level * directions :][:directions] for s in states])
+            own = [s[level * directions :][:directions] for s in states]
+            x, *last = _run_level(module, tap, level, x, own, lengths)
             lasts.append(last)
     ends = tuple(torch.cat(column) for column in zip(*lasts, strict=True))
-    return x.transpose(0, 1) if module.batch_first else x, ends if is_lstm else ends[0]
+    return x, ends if is_lstm else ends[0]
 
 
-def _run_level(module: nn.RNNBase, tap: Tap, level: int, x: Tensor, states: list[Tensor]) -> tuple[Tensor, ...]:
+def _run_level(
+    module: nn.RNNBase, tap: Tap, level: int, x: Tensor, states: list[Tensor], lengths: Lengths | None
+) -> tuple[Tensor, ...]:
     """One layer: (T, rows, p) and first states (directions, rows, H) to (T, rows, directions * H) and last states."""
     suffixes = DIRECTIONS[: 1 + module.bidirectional]
     kinds = ("weight_ih", "weight_hh", *(("bias_ih", "bias_hh") if module.bias else ()))
@@ -166,7 +189,7 @@ def _run_level(module: nn.RNNBase, tap: Tap, level: int, x: Tensor, states: list
     zeros = weight.new_zeros(weight.shape[:2])
     b_ih, b_hh = joint.get("bias_ih", zeros).unsqueeze(1), joint.get("bias_hh", zeros).unsqueeze(1)
 
-    own = x.contiguous().unsqueeze(0) if len(suffixes) == 1 else torch.stack([x, x.flip(0)])
+    own = x.contiguous().unsqueeze(0) if len(suffixes) == 1 else torch.stack([x, turned(x, lengths)])
     pre = torch.bmm(own.flatten(1, 2), joint["weight_ih"].mT)
     # Not a view: the tap tells autograd that it is changed in place, and a view's gradient would then be copied.
     pre = torch.ops.aten._unsafe_view(pre, (*own.shape[:3], weight.shape[1]))
@@ -182,4 +205,4 @@ def _run_level(module: nn.RNNBase, tap: Tap, level: int, x: Tensor, states: list
         cell, found = RNN, RNN.run(pre.detach(), weight, b_ih + b_hh, module.nonlinearity == "relu", *states)
     saved = (found[0][:-1], *found[1:2]) if cell is GRU else (found[0][:-1],)
     pre = tap(pre, RECURRENT, params, (own, *(s.transpose(0, 1) for s in saved)), rows_dim=2)
-    return cell.apply(pre, *states, weight, *found)
+    return cell.apply(pre, *states, weight, lengths, *found)

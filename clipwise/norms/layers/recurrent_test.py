@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.nn.utils.rnn import pack_padded_sequence
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
 from clipwise.norms.bookkeeping import Bookkeeping
@@ -289,14 +289,53 @@ def test_projections_go_to_the_generic_engine():
     assert_agrees(model, (torch.randn(3, 2, 3),), allow_generic=True)
 
 
-def test_packed_and_single_sequences_are_refused():
-    class Packed(Tagger):
-        def forward(self, x):
-            return self.inner(pack_padded_sequence(x, torch.full((len(x),), 2), batch_first=True))[1]
+class Packing(nn.Module):
+    """Rows of their own lengths; outputs and last states all come out, rows first."""
 
-    with pytest.raises(Unsupported, match="padded"):
-        run(Packed(nn.GRU(3, 4, batch_first=True)), (torch.randn(4, 2, 3),))
+    def __init__(self, inner, enforce_sorted=False):
+        super().__init__()
+        self.inner, self.enforce_sorted = inner, enforce_sorted
 
+    def forward(self, x, lengths, *states):
+        hx = tuple(s.transpose(0, 1) for s in states) or None
+        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=self.enforce_sorted)
+        out, last = self.inner(packed, hx if hx is None or isinstance(self.inner, nn.LSTM) else hx[0])
+        out = pad_packed_sequence(out, batch_first=True, total_length=x.shape[1])[0]
+        return [out, *(s.transpose(0, 1) for s in (last if isinstance(last, tuple) else (last,)))]
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    layer=layers(),
+    lengths=st.lists(st.integers(1, 5), min_size=2, max_size=5),
+    extra=st.integers(0, 2),
+    given_states=st.booleans(),
+)
+def test_packed_sequences(layer, lengths, extra, given_states):
+    rows = len(lengths)
+    x = torch.randn(rows, max(lengths) + extra + (max(lengths) + extra == rows), layer.input_size)
+    count = layer.num_layers * (1 + layer.bidirectional)
+    states = [torch.randn(rows, count, layer.hidden_size)] * (2 if isinstance(layer, nn.LSTM) else 1)
+    inputs = (x, torch.tensor(lengths), *(states if given_states else []))
+    model = Packing(layer)
+    want = [t.detach() for t in model(*inputs)]
+    engine = Bookkeeping(model, dict(model.named_parameters()), loss_reduction="sum", notify=pytest.fail)
+    engine.install()
+    engine.open(rows)
+    for got, expected in zip(model(*inputs), want, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+    engine.remove()
+    assert_agrees(model, inputs)
+
+
+def test_packed_sequences_that_are_sorted_already_cannot_be_looked_at():
+    """The look puts a short row between two long ones; torch says itself what to do."""
+    model = Packing(nn.GRU(3, 4, batch_first=True), enforce_sorted=True)
+    with pytest.raises(RuntimeError, match="enforce_sorted=False"):
+        run(model, (torch.randn(4, 5, 3), torch.tensor([2, 3, 3, 5]).flip(0)))
+
+
+def test_single_sequences_are_refused():
     class Single(Tagger):
         def forward(self, x):
             return self.inner(x)[0]

@@ -1,0 +1,309 @@
+"""What a model holds, and what a forward pass leaves of it.
+
+Held are parameters, buffers, and the numbers, tensors, arrays and generators in the attributes of its modules, also inside
+plain lists, dictionaries, tuples, sets and objects. A `State` puts all of it back, in place, so that a model can be run
+again and again from the same point; `moved` says what a run has changed. `Watch` looks for changes while a model is
+trained.
+
+Not seen: what code keeps outside the model (a global, a closure, a class). Such a state cannot be put back either, so that
+a model whose output depends on it does not repeat itself, and is refused for that (influence.py).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, MutableSequence, MutableSet
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from clipwise.types import LoopMisuse, Unsupported
+
+# An attribute may lead anywhere (a trainer, its data). What is not reached is not put back: see above.
+_MOST_LEAVES = 20_000
+_DEEPEST = 4  # containers and objects below a module
+# Copies are made of so many bytes at most, so that a large frozen model is not held twice; beyond, a checksum shows a change.
+_MOST_COPIED = 2**30
+_TORCHS_OWN = frozenset(nn.Module().__dict__) | {"forward"}  # of a module's attributes
+_PLAIN = (int, float, complex, str, bytes, type(None), np.number, np.bool_)
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A value that is held. `kept` if it stands among the parameters or buffers, and so in state_dict()."""
+
+    value: Any
+    kept: bool
+
+    @property
+    def is_number(self) -> bool:
+        return isinstance(self.value, int | float | complex | np.number)
+
+
+class State:
+    """Everything that a model holds, at one moment."""
+
+    def __init__(self, model: nn.Module):
+        self._model = model
+        self._left_to_copy = _MOST_COPIED
+        self._containers: list[tuple[Any, Any]] = []
+        self._values: dict[str, tuple[Any, Any, bool]] = {}  # path -> (the object, a copy of its value, kept)
+        for path, leaf in _walk(model, containers=self._containers):
+            self._values[path] = (leaf.value, self._copy(leaf.value), leaf.kept)
+
+    def _copy(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            size = value.numel() * value.element_size()
+            if size > self._left_to_copy:
+                return _Checksum(value)
+            self._left_to_copy -= size
+            return value.detach().clone()
+        if isinstance(value, np.ndarray):
+            return value.copy()
+        get = _GENERATORS.get(type(value))
+        return get[0](value) if get else value
+
+    def restore(self) -> None:
+        """All as it was: the same objects in the same places, with the values that they had."""
+        for container, content in self._containers:
+            _refill(container, content)
+        for path, (value, was, _) in self._values.items():
+            if isinstance(was, _Checksum):
+                if was != _Checksum(value):
+                    raise Unsupported(
+                        f"the forward pass has written into {path!r}, which is too large to have been copied; load the model again, and "
+                        "leave it as it is in the forward pass"
+                    )
+            elif isinstance(value, Tensor):
+                _put_back(value, was)
+            elif isinstance(value, np.ndarray):
+                np.copyto(value, was)
+        self.restore_generators()
+
+    def restore_generators(self) -> None:
+        for value, was, _ in self._values.values():
+            if type(value) in _GENERATORS:
+                _GENERATORS[type(value)][1](value, was)
+
+    def moved(self) -> dict[str, Leaf]:
+        """By name, what is not as it was, with a copy of its value now. Generators move as they like."""
+        found = {}
+        for path, leaf in _walk(self._model):
+            if type(leaf.value) in _GENERATORS:
+                continue
+            before = self._values.get(path)
+            if before is None or not _unchanged(leaf.value, before[1]):
+                value = leaf.value.detach().clone() if isinstance(leaf.value, Tensor) else leaf.value
+                found[path] = Leaf(value.copy() if isinstance(value, np.ndarray) else value, leaf.kept)
+        return found
+
+
+class _Checksum:
+    """Of a tensor's bits."""
+
+    def __init__(self, t: Tensor):
+        self._value = (t.shape, t.dtype, checksum(t))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Checksum) and self._value == other._value
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def checksum(t: Tensor) -> tuple[int, int]:
+    """Two sums over a tensor's bits: of its words, and of every second one, so that two that change places show."""
+    if t.is_meta:
+        return 0, 0
+    t = t.detach().int_repr() if t.is_quantized else t.detach().to_dense() if t.layout != torch.strided else t.detach()
+    flat = (torch.view_as_real(t) if t.is_complex() else t).contiguous().flatten()
+    words = flat.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()])
+    return int(words.sum(dtype=torch.int64)), int(words[::2].sum(dtype=torch.int64))
+
+
+_GENERATORS: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], None]]] = {
+    torch.Generator: (lambda g: g.get_state(), lambda g, was: g.set_state(was)),
+    random.Random: (lambda g: g.getstate(), lambda g, was: g.setstate(was)),
+    np.random.Generator: (lambda g: g.bit_generator.state, lambda g, was: setattr(g.bit_generator, "state", was)),
+    np.random.RandomState: (lambda g: g.get_state(), lambda g, was: g.set_state(was)),
+}
+
+
+def _unchanged(value: Any, was: Any) -> bool:
+    if isinstance(was, _Checksum):
+        return isinstance(value, Tensor) and _Checksum(value) == was
+    return alike(value, was, exactly=True)
+
+
+def alike(a: Any, b: Any, *, exactly: bool = False) -> bool:
+    """Whether two held values are the same, up to rounding or exactly; NaN is like NaN."""
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return a.shape == b.shape and np.array_equal(a, b, equal_nan=a.dtype.kind in "fc" and b.dtype.kind in "fc")
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        if a.shape != b.shape or a.dtype != b.dtype or a.layout != b.layout:
+            return False
+        if a.layout != torch.strided or a.is_quantized:
+            return False if a.is_quantized else torch.equal(a.to_dense(), b.to_dense())
+        if torch.equal(a, b):
+            return True
+        if not (a.is_floating_point() or a.is_complex()):
+            return False
+        tolerance = 0.0 if exactly else 1e-4
+        return torch.allclose(a, b, rtol=tolerance, atol=tolerance * 1e-3, equal_nan=True)
+    if isinstance(a, float) and isinstance(b, float):
+        return a == b or (math.isnan(a) and math.isnan(b)) or (not exactly and math.isclose(a, b, rel_tol=1e-4))
+    return type(a) is type(b) and bool(a == b)
+
+
+def _walk(model: nn.Module, containers: list[tuple[Any, Any]] | None = None) -> Iterator[tuple[str, Leaf]]:
+    """Every value by its name, once; and into `containers` every container with what it holds now."""
+    seen: set[int] = set()
+    stack: list[tuple[str, Any, bool, int]] = [("", model, False, 0)]
+    leaves = 0
+    while stack and leaves < _MOST_LEAVES:
+        path, value, kept, depth = stack.pop()
+        if isinstance(value, (*_PLAIN, Tensor, np.ndarray, *_GENERATORS)):
+            if isinstance(value, (*_PLAIN,)) or id(value) not in seen:
+                seen.add(id(value))
+                leaves += 1
+                yield path, Leaf(value, kept)
+            continue
+        inside = None if id(value) in seen or depth > _DEEPEST else _inside(value)
+        if inside is None:
+            continue
+        seen.add(id(value))
+        content, children = inside
+        if containers is not None and content is not None:
+            containers.append((value, content))
+        for name, child, child_kept in children:
+            deeper = 0 if isinstance(child, nn.Module) else depth + 1
+            stack.append(
+                (
+                    f"{path}.{name}" if path and not name.startswith("[") else path + name,
+                    child,
+                    kept or child_kept,
+                    deeper,
+                )
+            )
+
+
+_Children = list[tuple[str, Any, bool]]
+
+
+def _inside(value: Any) -> tuple[Any, _Children] | None:
+    """A copy of what a container holds (None where it cannot change), and its children; None for what is not looked into."""
+    if isinstance(value, nn.Module):
+        own = {k: v for k, v in value.__dict__.items() if k not in _TORCHS_OWN}
+        children: _Children = [(k, v, False) for k, v in own.items()]
+        if type(value).get_extra_state is not nn.Module.get_extra_state:
+            children.append(("get_extra_state()", value.get_extra_state(), True))
+        children += [(k, m, False) for k, m in value._modules.items()]
+        # Last, because the last comes first: an attribute that is one of these as well goes by its name here.
+        children += [(k, p, True) for held in (value._parameters, value._buffers) for k, p in held.items()]
+        return (own, dict(value._parameters), dict(value._buffers)), children
+    if isinstance(value, dict):
+        return dict(value), [(f"[{k!r}]", v, False) for k, v in value.items()]
+    if isinstance(value, list | deque):
+        return list(value), [(f"[{i}]", v, False) for i, v in enumerate(value)]
+    if isinstance(value, set):
+        return set(value), [(f"[{v!r}]", v, False) for v in value if isinstance(v, _PLAIN)]
+    if isinstance(value, tuple | frozenset):
+        return None, [(f"[{i}]", v, False) for i, v in enumerate(value)]
+    own_kind = type(value).__module__.partition(".")[0]
+    if own_kind in ("torch", "numpy", "builtins", "functools", "threading") or isinstance(value, type | ModuleType):
+        return None
+    own = getattr(value, "__dict__", None)
+    if (callable(value) and not own) or not isinstance(own, dict):
+        return None
+    return dict(own), [(k, v, False) for k, v in own.items()]
+
+
+def _refill(container: Any, content: Any) -> None:
+    if isinstance(container, nn.Module):
+        own, parameters, buffers = content
+        for k in [k for k in container.__dict__ if k not in own and k not in _TORCHS_OWN]:
+            del container.__dict__[k]
+        container.__dict__.update(own)
+        for held, was in ((container._parameters, parameters), (container._buffers, buffers)):
+            _refill(held, was)
+    elif isinstance(container, MutableSequence):  # a list, a deque
+        if len(container) != len(content) or any(a is not b for a, b in zip(container, content, strict=True)):
+            container.clear()
+            container.extend(content)
+    elif isinstance(container, MutableSet):
+        if container != content:
+            container.clear()
+            container.update(content)  # type: ignore[attr-defined]
+    else:
+        own = container if isinstance(container, dict) else container.__dict__
+        if len(own) != len(content) or any(own.get(k, content) is not v for k, v in content.items()):
+            own.clear()
+            own.update(content)
+
+
+def _put_back(value: Tensor, was: Tensor) -> None:
+    if value.is_inference() or alike(value.detach(), was, exactly=True):
+        return
+    if value.shape == was.shape and value.dtype == was.dtype:
+        value.data.copy_(was)  # not seen by autograd's version counters: graphs that hold it stay good
+    else:
+        value.data = was.clone()
+
+
+class Watch:
+    """Buffers and frozen parameters while a model is trained: they may not change in a step, but for those that were shown to
+    move in the same way whatever the records are.
+
+    Every step by torch's version counters. A write through `.data` does not move them, and is seen by a checksum, after the
+    1st, 2nd, 4th ... step and at the end of an epoch.
+    """
+
+    def __init__(self, model: nn.Module, trainable: Collection[int]):
+        self._model, self._trainable = model, trainable
+        self.may_move: set[str] = set()  # by name
+        self._begun, self._steps = False, 0
+        self._versions: dict[str, tuple[int, int]] = {}
+        self._checksums: dict[str, tuple[int, int]] = {}
+
+    def _held(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self._model.named_buffers()
+        yield from ((name, p) for name, p in self._model.named_parameters() if id(p) not in self._trainable)
+
+    def begin(self) -> None:
+        self._begun = True
+        self._versions = {name: _version(t) for name, t in self._held()}
+        self._checksums = {name: checksum(t) for name, t in self._held()}
+
+    def begin_once(self) -> None:
+        if not self._begun:
+            self.begin()
+
+    def check(self) -> None:
+        """Each step."""
+        self._steps += 1
+        self._refuse({name: _version(t) for name, t in self._held()}, self._versions)
+        if self._steps & (self._steps - 1) == 0:
+            self.end()
+
+    def end(self) -> None:
+        self._refuse({name: checksum(t) for name, t in self._held()}, self._checksums)
+
+    def _refuse(self, now: dict[str, Any], was: dict[str, Any]) -> None:
+        if now == was:
+            return
+        for name in {**was, **now}:
+            if now.get(name) != was.get(name) and name not in self.may_move:
+                raise LoopMisuse(
+                    f"{name!r} (a buffer or a frozen parameter) changed while a loop over private.loader was running. What records leave "
+                    "there is saved with the model, without noise, and no epsilon holds for it. Keep it fixed while training; a value "
+                    "that follows a public schedule can be a plain number on the module, or be set between epochs"
+                )
+
+
+def _version(t: Tensor) -> tuple[int, int]:
+    return id(t), 0 if t.is_inference() else t._version
