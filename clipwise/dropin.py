@@ -320,7 +320,7 @@ def attach(
     return _installed(run, optimizer, loader, lr_scheduler)
 
 
-def _installed(run: Run, optimizer: Optimizer, loader: DataLoader, lr_scheduler: Any) -> Private:
+def _installed(run: Run, optimizer: Optimizer, loader: DataLoader[Any], lr_scheduler: Any) -> Private:
     try:
         return Private(run, optimizer, loader, lr_scheduler)
     except BaseException:

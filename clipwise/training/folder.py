@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -142,11 +143,11 @@ def _make(path: Path) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir()  # atomic: of two runs that ask for one name, one fails
-    except FileExistsError as error:
-        raise BadArgument(
-            f"out={str(path)!r} exists already, and a run is never overwritten; name another folder"
-        ) from error
     except (OSError, ValueError) as error:
+        if os.path.lexists(path):  # which does not fail itself on an impossible name
+            raise BadArgument(
+                f"out={str(path)!r} exists already, and a run is never overwritten; name another folder"
+            ) from error
         name = str(path)[-200:]
         raise BadArgument(f"out={name!r} cannot be made ({error}); name a folder that you may write to") from error
     return path
