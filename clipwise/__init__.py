@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from clipwise.run import Run
     from clipwise.sampling import pad_to
     from clipwise.step import private_step
+    from clipwise.training.verify import verify
     from clipwise.types import BadArgument, BudgetExhausted, ClipwiseError, LoopMisuse, Unsupported
 
 # Each public name and the module that it lives in; a module's own name stands for the module itself.
@@ -44,6 +45,7 @@ _HOME = {
     "pad_to": "clipwise.sampling",
     "private_step": "clipwise.step",
     "tune": "clipwise.lab.tuning.runner",
+    "verify": "clipwise.training.verify",
 }
 __all__ = [
     "BadArgument",
@@ -64,6 +66,7 @@ __all__ = [
     "pad_to",
     "private_step",
     "tune",
+    "verify",
 ]
 
 

@@ -317,4 +317,12 @@ def attach(
         resume=resume,
         notify=lambda message: warnings.warn(message, stacklevel=2),
     )
-    return Private(run, optimizer, loader, lr_scheduler)
+    return _installed(run, optimizer, loader, lr_scheduler)
+
+
+def _installed(run: Run, optimizer: Optimizer, loader: DataLoader[Any], lr_scheduler: Any) -> Private:
+    try:
+        return Private(run, optimizer, loader, lr_scheduler)
+    except BaseException:
+        run.close()  # the ledger's lock, and the model, are not kept by a run that never was
+        raise

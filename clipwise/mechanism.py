@@ -180,11 +180,11 @@ def make(kind: type[Kind], values: Mapping[str, Any], where: str = "the options"
         if key not in known:
             close = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
             remedy = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
-            raise BadArgument(f"{key!r} in {where} is not an option; {remedy}")
+            raise BadArgument(f"{validate.short(repr(key))} in {where} is not an option; {remedy}")
     try:
         return kind.model_validate(dict(values))
     except ValidationError as error:
-        raise BadArgument(_message(error.errors()[0])) from error
+        raise BadArgument(validate.short(_message(error.errors()[0]))) from error
 
 
 def names(kind: type[Options]) -> list[str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -82,7 +83,7 @@ class Run:
         engine = self._engine(parameters, loss_reduction, loss_declared, notify)
         collated = check_collate(loader, pad_to=pad_to) if mechanism.private else None
         books = [Ledger.read(path) for path in earlier]
-        new = ledger is not None and not Path(ledger).exists()
+        new = ledger is not None and not os.path.lexists(ledger)
         self._saved = None if resume is None else Checkpoints(resume).newest(notify)
         plan, facts = self._planned(facts, ledger, books)
         _check_groups(plan, groups)
@@ -153,7 +154,7 @@ class Run:
         if path is None:
             books.append(book := Ledger.in_memory(run=facts))
         else:
-            book = Ledger.open(path, run=facts) if Path(path).exists() else Ledger.create(path, run=facts)
+            book = Ledger.open(path, run=facts) if os.path.lexists(path) else Ledger.create(path, run=facts)
         with book:
             book.charge(0, event, note=facts)
             noise = GaussianNoise(self._key().derive(f"count {book.stream}"))
@@ -342,15 +343,15 @@ class Run:
         self.stepper.drop()  # what a step that failed has summed
         self.close()
 
-    def close(self) -> None:
-        """Give the model back and end the ledger's segment; may be called twice."""
+    def close(self, facts: Mapping[str, Any] | None = None) -> None:
+        """Give the model back and end the ledger's segment, with public facts; may be called twice."""
         self.engine.remove()
         self.stepper.drop()
         self.stepper.whereabouts.end()
         while self._closing:
             self._closing.pop()()
         self._claim.give_up()
-        self.ledger.close()
+        self.ledger.close(facts)
 
     def on_close(self, give_back: Callable[[], None]) -> None:
         """What else is to be given back when the run ends."""

@@ -40,6 +40,7 @@ FILES = {
     "statement.md",
     "result.json",
     "predictions.npz",
+    "manifest.json",
 }
 
 
@@ -314,10 +315,12 @@ def test_a_failed_run_keeps_its_folder_only_if_something_was_spent(monkeypatch):
 def test_a_run_that_diverges_keeps_what_it_has_and_says_why(monkeypatch):
     plain = clipwise.training.execute.fit
 
-    def diverges(model, *args, **options):
-        done = plain(model, *args, **options)
-        next(model.parameters()).data.fill_(math.inf)
-        return done
+    def diverges(model, *args, on_end, **options):
+        def end(done):
+            next(model.parameters()).data.fill_(math.inf)
+            return on_end(done)
+
+        return plain(model, *args, on_end=end, **options)
 
     monkeypatch.setattr(clipwise.training.execute, "fit", diverges)
     result = run(*QUICK, "--out", "a")
@@ -347,7 +350,8 @@ def test_a_config_file_may_name_the_threshold():
 
 
 def test_a_ledger_whose_end_was_cut():
-    """Of a finished run the statement names the last line, of one that was stopped the result; else the end is not vouched for."""
+    """Of a finished run the manifest asks for a closing line, and the statement names one before it; of one that was stopped
+    the result does; else the end is not vouched for."""
     run(*QUICK, "--out", "a")
     for name in ("b", "c"):
         shutil.copytree("a", name)
@@ -355,9 +359,13 @@ def test_a_ledger_whose_end_was_cut():
     for name in ("b", "c"):
         Path(name, "ledger.jsonl").write_bytes(b"".join(lines[:-1]))
     assert "cut off" in refused("ledger", "b", code=1)
-    assert any("cut off" in problem for problem in answer("report", "b")["problems"])
+    assert "cut off" in refused("report", "b", code=1)
+    Path("b/manifest.json").unlink()
+    assert "manifest.json is missing" in refused("report", "b", code=1)
+    Path("b/ledger.jsonl").write_bytes(b"".join(lines[:2]))
+    assert "cut off" in refused("ledger", "b", code=1)
     assert answer("ledger", "a")["end_checked"]
-    for name in ("statement.md", "result.json"):
+    for name in ("statement.md", "result.json", "manifest.json"):
         Path("c", name).unlink()
     assert not answer("ledger", "c")["end_checked"]
     assert "would not show" in run("ledger", "c").stdout

@@ -1,6 +1,7 @@
 """The drop-in API as users meet it: the same loop, the same objects, and nothing released but noised sums."""
 
 import copy
+import fcntl
 import math
 import warnings
 
@@ -11,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
 
 import clipwise
+from clipwise.accounting import Ledger, LedgerError
 from clipwise.noise import GaussianNoise
 from clipwise.types import BadArgument, BudgetExhausted, LoopMisuse, Unsupported
 
@@ -534,6 +536,38 @@ def test_noise_is_fresh_on_resume_even_with_a_seed(tmp_path):
         released.append(private.model[0].weight.grad.clone())
         private.detach()
     assert not torch.isin(released[0], released[1]).any()
+
+
+def test_a_cell_that_is_run_again_goes_on_with_the_ledger(tmp_path):
+    """Nobody called detach: the earlier run is closed when the later one asks for its file, and can no longer step."""
+    path = tmp_path / "ledger.jsonl"
+    first = attach(ledger=path)
+    step_once(first)
+    second = attach(ledger=path)
+    assert second.epsilon() == first.epsilon() > 0
+    with pytest.raises(LedgerError, match="opened again in this process"):
+        step_once(first)
+    step_once(second)
+    second.detach()
+    assert sum(event.count for event in Ledger.read(path).events()) == 2
+
+
+@pytest.mark.parametrize("late", ["clipwise.run.Stepper", "clipwise.dropin.Private"])
+def test_an_attach_that_fails_late_leaves_ledger_and_model_free(tmp_path, monkeypatch, late):
+    path, model = tmp_path / "ledger.jsonl", network()
+
+    def fail(*_, **__):
+        raise BadArgument("too late")
+
+    monkeypatch.setattr(late, fail)
+    with pytest.raises(BadArgument, match="too late") as kept:  # as a notebook keeps the last traceback
+        attach(model, ledger=path)
+    monkeypatch.undo()
+    if path.exists():  # a new ledger without a charge may be gone
+        with path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    attach(model, ledger=path).detach()
+    del kept
 
 
 def test_a_method_that_can_not_start_leaves_no_ledger(tmp_path):
