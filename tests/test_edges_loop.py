@@ -507,8 +507,9 @@ def test_without_privacy_outside_is_the_same():
     assert private.run.state.step == len(private.loader)
 
 
-def test_a_gradient_penalty_is_refused_with_advice():
-    private = attach()
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_gradient_penalty_is_refused_with_advice(reduction):
+    private = attach(loss_reduction=reduction)
 
     def loop():
         for x, y in private.loader:
@@ -521,6 +522,18 @@ def test_a_gradient_penalty_is_refused_with_advice():
     unchanged(private, loop, LoopMisuse, r"gradient penalty.*clamp the weights")
 
 
+def test_backward_in_the_block_through_a_call_before_it_is_refused():
+    private = attach()
+
+    def loop():
+        for x, y in private.loader:
+            loss = F.cross_entropy(private.model(x.requires_grad_(True)), y)
+            with private.outside():
+                loss.backward()
+
+    unchanged(private, loop, LoopMisuse, "inside the block, too")
+
+
 # -- what is refused by name -------------------------------------------------------------------------------------------
 
 
@@ -531,6 +544,9 @@ def test_scripted_and_traced_modules_are_refused():
             attach(scripted)
         with pytest.raises(Unsupported, match="'0' is a torch"):
             attach(nn.Sequential(scripted))
+        for p in scripted.parameters():
+            p.requires_grad_(False)
+        train(attach(nn.Sequential(scripted, nn.Linear(CLASSES, CLASSES))))  # frozen, it is a function like any other
 
 
 def test_complex_parameters_are_refused():
