@@ -46,7 +46,7 @@ OUTSIDE = (
 class PrivateLoader:
     """Poisson batches of the user's data set; one pass is one epoch's number of steps."""
 
-    def __init__(self, private: Private, dataset: Dataset):
+    def __init__(self, private: Private, dataset: Dataset[Any]):
         self._private = private
         self.dataset = dataset
 
@@ -61,7 +61,7 @@ class PrivateLoader:
 class Private:
     """A loop made private. Made by `attach`; `detach` gives everything back."""
 
-    def __init__(self, run: Run, optimizer: Optimizer, loader: DataLoader, lr_scheduler: Any):
+    def __init__(self, run: Run, optimizer: Optimizer, loader: DataLoader[Any], lr_scheduler: Any):
         self.run = run
         self.model = run.model
         self.optimizer = optimizer
@@ -262,7 +262,7 @@ class Private:
 def attach(
     model: nn.Module,
     optimizer: Optimizer,
-    loader: DataLoader,
+    loader: DataLoader[Any],
     *,
     loss_reduction: str = "mean",
     loss_declared: str | None = None,

@@ -207,6 +207,17 @@ def split(options: Mapping[str, Any]) -> tuple[Mechanism, Performance]:
     return make(Mechanism, private), make(Performance, fast)
 
 
+def chosen(
+    mechanism: Mechanism | None, performance: Performance | None, options: Mapping[str, Any]
+) -> tuple[Mechanism, Performance]:
+    """The two as they were given whole, or made of options; not both."""
+    if mechanism is None:
+        return split(options)
+    if options:
+        raise BadArgument(f"{', '.join(options)}: the mechanism is given whole; put its options into it")
+    return mechanism, performance or Performance()
+
+
 def takes_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """The two kinds of options in the signature and the help of a function that takes them as `**options`."""
     signature = inspect.signature(function)

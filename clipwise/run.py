@@ -1,7 +1,11 @@
 """A run: plan, engine, noise, sampler and ledger, made together and checked before any data is touched.
 
-The drop-in API (dropin.py) and the training loop (loop/fit.py) stand on it; `private_step` with `run.stepper` and
-`run.logical_batches` is a loop of one's own from the ground up.
+The drop-in API (dropin.py) and the training loop (loop/fit.py) stand on it. A loop of one's own from the ground up:
+
+    with clipwise.Run(model, optimizer, loader, epsilon=3.0, delta=1e-5, epochs=10) as run:
+        for batches in run.logical_batches(run.plan.steps):
+            clipwise.private_step(run.stepper, batches, loss=loss_of_records)
+    print(run.statement().to_markdown())
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +30,7 @@ from clipwise.accounting import Epsilon, Ledger, StepEvent, epsilon, within
 from clipwise.accounting.ledger import LedgerExists, block_of
 from clipwise.checkpoint import Checkpoints
 from clipwise.keystream import Key
-from clipwise.mechanism import Mechanism, Performance, split
+from clipwise.mechanism import Mechanism, Performance, chosen
 from clipwise.noise import GaussianNoise, Noise
 from clipwise.norms import ROW_WISE, Bookkeeping, PlainEngine
 from clipwise.plans import Counted, Facts, Plan, check_delta
@@ -46,7 +50,7 @@ class Run:
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        loader: DataLoader,
+        loader: DataLoader[Any],
         mechanism: Mechanism | None = None,
         performance: Performance | None = None,
         *,
@@ -64,22 +68,15 @@ class Run:
         """`mechanism` and `performance`, or their options by name (see `attach`). `after` holds the noise multipliers of
         releases on all records that follow the last step. `notify` hears what a user should know. With `resume`, all parts
         are there only after `restore`."""
-        if mechanism is None:
-            mechanism, performance = split(options)
-        elif options:
-            raise BadArgument(f"{', '.join(options)}: the mechanism is given whole; put its options into it")
-        self.mechanism, self.performance = mechanism, performance or Performance()
+        mechanism, performance = chosen(mechanism, performance, options)
+        self.mechanism, self.performance = mechanism, performance
         validate.choice("loss_reduction", loss_reduction, ("mean", "sum"))
         if loss_declared is not None:
             validate.choice("loss_declared", loss_declared, (ROW_WISE,))
         parameters = trainable_parameters(model, optimizer)
-        facts = Facts(
-            size=check_loader(loader),
-            parameters=sum(p.numel() for p in parameters.values()),
-            batch_size=loader.batch_size,
-            learning_rate=float(optimizer.param_groups[0]["lr"]),
-            after=after,
-        )
+        numbers = sum(p.numel() for p in parameters.values())
+        rate = float(optimizer.param_groups[0]["lr"])
+        facts = Facts(check_loader(loader), numbers, loader.batch_size, rate, after)
         self.model = model
         self._notes: list[str] = []
         engine = self._engine(parameters, loss_reduction, loss_declared, notify)
@@ -116,7 +113,7 @@ class Run:
         engine: Engine,
         book: Ledger,
         optimizer: Optimizer,
-        loader: DataLoader,
+        loader: DataLoader[Any],
         collated: Any,
         groups: Callable[[Any], Tensor] | None,
     ) -> None:
@@ -207,7 +204,7 @@ class Run:
                 )
 
     def _of_plan(
-        self, plan: Plan, parameters: Mapping[str, nn.Parameter], optimizer: Optimizer, loader: DataLoader
+        self, plan: Plan, parameters: Mapping[str, nn.Parameter], optimizer: Optimizer, loader: DataLoader[Any]
     ) -> str | None:
         """Of everything that a redone step must share with the first one to be the same release, bit for bit; None where it
         cannot be: without a seed the noise is lost, and workers or a device draw and add in an order of their own."""
@@ -334,6 +331,16 @@ class Run:
                 if not _out_of_memory(error) or not self.batches.halve(self.stepper.rows):
                     raise
                 self.stepper.drop()
+
+    def __enter__(self) -> Self:
+        """For a loop of one's own: a run that goes on is loaded, and the model records from here to the end of the block."""
+        self.restore()
+        self.engine.install()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stepper.drop()  # what a step that failed has summed
+        self.close()
 
     def close(self) -> None:
         """Give the model back and end the ledger's segment; may be called twice."""

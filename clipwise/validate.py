@@ -62,3 +62,14 @@ def mean_and_deviation(name: str, value: Sequence[float]) -> tuple[float, float]
     if len(value) != 2 or not math.isfinite(value[0]):
         raise BadArgument(f"{name}={list(value)!r} is not two numbers; {remedy}")
     return value[0], positive(name, value[1], remedy)
+
+
+def finite_or_none(value: object) -> float | None:
+    """The value as a finite float, or None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None

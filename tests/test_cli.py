@@ -165,7 +165,7 @@ def test_methods():
 
 
 def test_side_queries_of_methods_with_their_shares():
-    """methods.md, section V: the split (sigma, sigma_H) = (1, 5) leaves the gradient 1.0206207."""
+    """By hand: the split (sigma, sigma_H) = (1, 5) leaves the gradient 1.0206207."""
     dc, oso = answer("methods", "dc-sgd-e"), answer("methods", "oso")
     (histogram,) = dc["side_queries"]
     assert histogram == {"name": "histogram", "width": 20, "l2_bound": 1.0, "noise_multiplier": 5.0, "share": 0.04}

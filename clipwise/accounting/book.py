@@ -359,12 +359,11 @@ def _composed(entry: Any) -> Counter[Cost]:
 
 
 def _entries(name: str, value: Any, length: int | None = None) -> list[Any]:
-    fits = isinstance(value, list) and (
+    if isinstance(value, list) and (
         length is None or all(isinstance(each, list) and len(each) == length for each in value)
-    )
-    if not fits:
-        raise LedgerTampered(f"has {name} that cannot be read")
-    return value
+    ):
+        return value
+    raise LedgerTampered(f"has {name} that cannot be read")
 
 
 def _mark(record: Mapping[str, Any]) -> Mark:

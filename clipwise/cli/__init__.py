@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 from clipwise import __version__
 from clipwise.cli import (
     account,
+    audit,
     bench,
     calibrate,
     claims,
@@ -104,7 +105,7 @@ def _clipwise(
         raise typer.Exit
 
 
-for command in (
+_COMMANDS = (
     train.train,
     resume.resume,
     report.report,
@@ -119,9 +120,11 @@ for command in (
     study.study,
     tune.tune,
     fairness.fairness,
-):
+)
+for command in _COMMANDS:
     app.command()(command)
 app.add_typer(data.app, name="data")
+app.add_typer(audit.app, name="audit")
 
 
 def main() -> None:

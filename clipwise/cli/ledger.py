@@ -186,15 +186,15 @@ def _print(
         ],
     )
     if curve:
-        top = (
-            max([value for _, value in curve if math.isfinite(value)] + ([target] if target else []), default=1.0)
-            or 1.0
-        )
-        block = "█" if _can_print("█") else "#"
-        rows = [[steps, _figure(value), block * round(_BAR * min(1.0, value / top))] for steps, value in curve]
-        output.print_table(
-            f"epsilon over charged steps, delta {delta:g}", ["steps", "epsilon", "of " + f"{top:.4g}"], rows
-        )
+        _print_curve(curve, target, delta)
+
+
+def _print_curve(curve: list[tuple[int, float]], target: float | None, delta: float) -> None:
+    highest = max([value for _, value in curve if math.isfinite(value)] + ([target] if target else []), default=1.0)
+    top = highest or 1.0
+    block = "█" if _can_print("█") else "#"
+    rows = [[steps, _figure(value), block * round(_BAR * min(1.0, value / top))] for steps, value in curve]
+    output.print_table(f"epsilon over charged steps, delta {delta:g}", ["steps", "epsilon", f"of {top:.4g}"], rows)
 
 
 def _can_print(text: str) -> bool:

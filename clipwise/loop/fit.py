@@ -24,7 +24,7 @@ from clipwise.loop.evaluation import accuracy, check_class_targets, mean_loss
 from clipwise.loop.keeping import Keeping, make_keeper
 from clipwise.loop.lr_schedules import LrSchedule, make_lr_schedule, refuse_double_rate
 from clipwise.losses import Loss, make_loss
-from clipwise.mechanism import Mechanism, Performance, split, takes_options
+from clipwise.mechanism import Mechanism, Performance, chosen, takes_options
 from clipwise.noise import Noise
 from clipwise.run import Run
 from clipwise.state import Part
@@ -147,10 +147,7 @@ def fit(
         on_epoch: gets each line of the history.
         on_step: gets the public values of each step, and the number of steps planned.
     """
-    if mechanism is None:
-        mechanism, performance = split(options)
-    elif options:
-        raise BadArgument(f"{', '.join(options)}: the mechanism is given whole; put its options into it")
+    mechanism, performance = chosen(mechanism, performance, options)
     epochs = validate.count("epochs", mechanism.epochs)
     batch = validate.count("expected_batch_size", mechanism.expected_batch_size)
     check_decay(average_weights)
@@ -206,10 +203,14 @@ def fit(
         released = _release(run, train, loss, after)
     finally:
         run.close()
+    return _finished(run, report, _with_notes(run.statement(), loss, rate_schedule), released)
+
+
+def _finished(run: Run, report: Reporter, statement: Statement, released: Mapping[str, Any]) -> Fit:
     return Fit(
-        model,
+        run.model,
         report.history,
-        _with_notes(run.statement(), loss, rate_schedule),
+        statement,
         report.accuracy,
         released=released,
         method=run.plan.method if run.plan.private else None,

@@ -31,7 +31,7 @@ from clipwise.types import BadArgument, Padding, Unsupported
 
 RECORDS = 8  # that are looked at: spread over the data set, which may be sorted
 _SEEDS = 4
-Collate = Callable[[list], Any]
+Collate = Callable[[list[Any]], Any]
 Path = tuple[Any, ...]
 
 
@@ -100,7 +100,7 @@ def _is(x: Tensor, fill: Any) -> Tensor:
 # -- the look ---------------------------------------------------------------------------------------------------------
 
 
-def check_collate(loader: DataLoader, *, pad_to: int | None = None) -> tuple[Collate, Layout]:
+def check_collate(loader: DataLoader[Any], *, pad_to: int | None = None) -> tuple[Collate, Layout]:
     """The collate function to be used and what is known of its batches, after refusing one that mixes records."""
     if pad_to is not None:
         validate.count("pad_to", pad_to)
@@ -134,7 +134,7 @@ class _Source:
         self.collate = collate
         self.count = len(self._index)
 
-    def records(self, which: Sequence[int]) -> list:
+    def records(self, which: Sequence[int]) -> list[Any]:
         # Copies: collate functions take things out of records.
         if self._records is not None:
             return [copy.deepcopy(self._records[i]) for i in which]
@@ -426,7 +426,8 @@ def map_tensors(make: Callable[[Tensor], Tensor], batch: Any) -> Any:
 def _tensor(x: Any) -> Tensor:
     if isinstance(x, np.ndarray):
         return torch.from_numpy(x) if x.dtype.kind in "biufc" else torch.zeros(x.shape)
-    return x.detach().to_dense() if x.layout != torch.strided else x.detach()
+    dense: Tensor = x.detach().to_dense() if x.layout != torch.strided else x.detach()
+    return dense
 
 
 def same(a: Any, b: Any) -> bool:
@@ -462,7 +463,7 @@ class PadTo:
     def __init__(self, collate: Collate, length: int, layout: Layout | None = None):
         self._collate, self._length, self._layout = collate, length, layout
 
-    def __call__(self, records: list) -> Any:
+    def __call__(self, records: list[Any]) -> Any:
         if self._layout is None:
             self._layout = self._learned(records)
         batch = self._collate(records)
@@ -486,7 +487,7 @@ class PadTo:
         extra = x.new_full((*x.shape[:dim], more, *x.shape[dim + 1 :]), fill)
         return torch.cat([extra, x] if leading else [x, extra], dim)
 
-    def _learned(self, records: list) -> Layout:
+    def _learned(self, records: list[Any]) -> Layout:
         """From a batch itself, whose records may be equally long: copies of the first that are cut show what is padded."""
         with held():
             layout = _look(_Source([*records[:RECORDS]], self._collate, size=len(records[:RECORDS])))

@@ -150,7 +150,7 @@ def test_noise_for_each_physical_batch(monkeypatch):
 
 
 def test_side_query_with_an_unearned_bound():
-    """Andrew's count without the shift moves by 1, not by 1/2 (methods.md, C.3)."""
+    """Andrew's count without the shift moves by 1, not by 1/2: an error that a public library has (docs/references.md, Opacus)."""
 
     class Unshifted(Quantile):
         def decide(self, state, norms, groups=None):
