@@ -51,7 +51,7 @@ def refuse_model(model: nn.Module) -> None:
                 f"{where} a {kind.__name__}, which splits batches over devices or processes; attach the module inside it "
                 "(model.module), and train on one device"
             )
-        if isinstance(module, torch.jit.ScriptModule) and any(p.requires_grad for p in module.parameters()):
+        if isinstance(module, torch.jit.ScriptModule):
             raise Unsupported(
                 f"{where} a torch.jit module ({kind.__name__}), whose compiled forward pass cannot be recorded; attach the Python "
                 "module that it was made from, and script or trace it after training"

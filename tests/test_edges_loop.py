@@ -200,10 +200,12 @@ def test_a_run_that_no_variable_holds_any_more():
 def test_a_run_that_is_collected_with_its_model_holds_nothing(tmp_path):
     path = tmp_path / "ledger.jsonl"
     private = attach(ledger=path)
-    gone = weakref.ref(private.run)
+    gone, engine = weakref.ref(private.run), weakref.ref(private.run.engine)
+    unwatch = private.run.engine._unwatch
     del private
     gc.collect()
-    assert gone() is None
+    assert gone() is engine() is None
+    assert not unwatch.alive  # torch's backward passes are left alone
     attach(ledger=path).detach()
 
 
@@ -507,8 +509,9 @@ def test_without_privacy_outside_is_the_same():
     assert private.run.state.step == len(private.loader)
 
 
-def test_a_gradient_penalty_is_refused_with_advice():
-    private = attach()
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_gradient_penalty_is_refused_with_advice(reduction):
+    private = attach(loss_reduction=reduction)
 
     def loop():
         for x, y in private.loader:
@@ -519,6 +522,18 @@ def test_a_gradient_penalty_is_refused_with_advice():
             private.optimizer.step()
 
     unchanged(private, loop, LoopMisuse, r"gradient penalty.*clamp the weights")
+
+
+def test_backward_in_the_block_through_a_call_before_it_is_refused():
+    private = attach()
+
+    def loop():
+        for x, y in private.loader:
+            loss = F.cross_entropy(private.model(x.requires_grad_(True)), y)
+            with private.outside():
+                loss.backward()
+
+    unchanged(private, loop, LoopMisuse, "inside the block, too")
 
 
 # -- what is refused by name -------------------------------------------------------------------------------------------

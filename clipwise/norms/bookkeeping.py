@@ -13,6 +13,7 @@ or an error was raised. A gradient that reaches a parameter past the taps is ref
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MethodType
@@ -81,7 +82,7 @@ class Bookkeeping:
             int, list[torch.Size]
         ] = {}  # of the model, by the rows of the batches that it was looked at with
         self._square: list[int] = []  # arguments that are as long as the batch in both of their first dimensions
-        self._watching = False
+        self._unwatch: Callable[[], Any] | None = None
         self._pass: Pass | None = None
         self._probing: Probe | None = None
         self._probed: set[Hashable] = set()  # layouts of inputs that the units have been settled for
@@ -117,14 +118,14 @@ class Bookkeeping:
         for p in self._parameters:
             self._hooks.append(p.register_hook(self._stray_hook(p)))  # autograd.grad meets it too
         self._replace_forwards()
-        if not self._watching:
+        if self._unwatch is None:
             watch(judged)
-            self._watching = True
+            self._unwatch = weakref.finalize(self, unwatch)  # of a run that is dropped without a word, too
 
     def remove(self) -> None:
-        if self._watching:
-            unwatch()
-            self._watching = False
+        if self._unwatch is not None:
+            self._unwatch()
+            self._unwatch = None
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()

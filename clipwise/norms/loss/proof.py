@@ -19,7 +19,7 @@ from clipwise.norms.loss.graph import Edge, Reached, Row, reach, walk
 from clipwise.norms.loss.roots import run_unseen
 from clipwise.norms.loss.rowwise import mixing_layer
 from clipwise.norms.loss.rules import ClassWeights, Hooked, Leaf, NotRowWise, Rows, Shared, Term, Unknown
-from clipwise.types import LoopMisuse, Unsupported
+from clipwise.types import ClipwiseError, LoopMisuse, Unsupported
 
 ROW_WISE = "row-wise"  # what a user may declare of a loss
 _CLOSE = 1e-9  # numbers of Python's, multiplied and divided a few times
@@ -32,15 +32,24 @@ REMEDIES = (
     'loss is a {reduction} of one term a row that depends on that record alone, attach(..., loss_declared="row-wise"), which the '
     "privacy statement then quotes as your word"
 )
+_OF_GRAD = (
+    "This was a call of torch.autograd.grad: gradients that are not trained on (adversarial examples, pictures) belong into a block of "
+    "private.outside(); a gradient penalty would differentiate through clipping: instead of one, clamp the weights after optimizer.step()"
+)
 
 
 @contextmanager
-def judged(roots: Sequence[Any], gradients: Sequence[Any], of_grad: bool) -> Iterator[None]:  # noqa: ARG001
+def judged(roots: Sequence[Any], gradients: Sequence[Any], of_grad: bool) -> Iterator[None]:
     """Around a backward pass: raises where it must not run; opens the taps of the batches that it may reach."""
     reached = reach(roots, gradients)
     batches = {id(m.batch): m.batch for m in reached.marks.values() if not m.batch.over}.values()
     for batch in batches:
-        batch.proof.judge(batch, reached, roots)
+        try:
+            batch.proof.judge(batch, reached, roots)
+        except ClipwiseError as error:
+            if not of_grad:
+                raise
+            raise type(error)(f"{error}. {_OF_GRAD}") from error
     with _open(batches):
         yield
 

@@ -21,7 +21,7 @@ Judge = Callable[
     [Sequence[Any], Sequence[Any], bool], AbstractContextManager
 ]  # roots, their gradients, of autograd.grad
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # `unwatch` may come from the garbage collector, anywhere
 _users = 0
 _original: Callable[..., Any] = torch.autograd._engine_run_backward
 
