@@ -5,54 +5,78 @@ The names below load on first use, so that `clipwise account` does not pay for i
 
 from __future__ import annotations
 
-import importlib
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from clipwise import losses as losses
     from clipwise.dropin import Private, attach
     from clipwise.fixing import fix
+    from clipwise.guards import detach
     from clipwise.lab.tuning.runner import tune
     from clipwise.loop.fit import fit
+    from clipwise.mechanism import Mechanism, Performance
     from clipwise.plans import Plan
+    from clipwise.run import Run
     from clipwise.sampling import pad_to
     from clipwise.step import private_step
+    from clipwise.training.verify import verify
     from clipwise.types import BadArgument, BudgetExhausted, ClipwiseError, LoopMisuse, Unsupported
 
+# Each public name and the module that it lives in; a module's own name stands for the module itself.
 _HOME = {
-    "attach": "clipwise.dropin",
-    "Private": "clipwise.dropin",
-    "fix": "clipwise.fixing",
-    "pad_to": "clipwise.sampling",
-    "fit": "clipwise.loop.fit",
+    "BadArgument": "clipwise.types",
+    "BudgetExhausted": "clipwise.types",
+    "ClipwiseError": "clipwise.types",
+    "LoopMisuse": "clipwise.types",
+    "Mechanism": "clipwise.mechanism",
+    "Performance": "clipwise.mechanism",
     "Plan": "clipwise.plans",
+    "Private": "clipwise.dropin",
+    "Run": "clipwise.run",
+    "Unsupported": "clipwise.types",
+    "attach": "clipwise.dropin",
+    "detach": "clipwise.guards",
+    "fit": "clipwise.loop.fit",
+    "fix": "clipwise.fixing",
+    "losses": "clipwise.losses",
+    "pad_to": "clipwise.sampling",
     "private_step": "clipwise.step",
     "tune": "clipwise.lab.tuning.runner",
-    **dict.fromkeys(("BadArgument", "BudgetExhausted", "ClipwiseError", "LoopMisuse", "Unsupported"), "clipwise.types"),
+    "verify": "clipwise.training.verify",
 }
 __all__ = [
     "BadArgument",
     "BudgetExhausted",
     "ClipwiseError",
     "LoopMisuse",
+    "Mechanism",
+    "Performance",
     "Plan",
     "Private",
+    "Run",
     "Unsupported",
     "attach",
+    "detach",
     "fit",
     "fix",
+    "losses",
     "pad_to",
     "private_step",
     "tune",
+    "verify",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
-    raise AttributeError(f"module 'clipwise' has no attribute {name!r}")
+    if name not in _HOME:
+        raise AttributeError(f"module 'clipwise' has no attribute {name!r}")
+    home = import_module(_HOME[name])
+    return home if home.__name__ == f"clipwise.{name}" else getattr(home, name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])
+    """The public names alone; what is loaded, and how, is nobody's concern."""
+    return [*__all__, "__version__"]

@@ -84,17 +84,17 @@ class Schedule:
     def _at(self, e: int, steps: int | None) -> float:
         r = self.decay or 0.0
         if self.kind == "linear":
-            return r ** (e / 2)
+            return float(r ** (e / 2))
         if self.kind == "time":
-            return (1 + r * e) ** -0.5
+            return float((1 + r * e) ** -0.5)
         if self.kind == "step":
-            return r ** (e // (self.every or 1) / 2)
+            return float(r ** (e // (self.every or 1) / 2))
         if self.kind == "exponential":
             return math.exp(-r * e / 2)
         if self.kind == "dynamic":
             if not steps:
                 raise BadArgument("schedule='dynamic' runs over the planned steps; give epochs")
-            return r ** (min(e, steps) / steps)
+            return float(r ** (min(e, steps) / steps))
         if self.kind == "levels":
             return self.levels[min(e, len(self.levels) - 1)]
         return 1.0

@@ -94,7 +94,7 @@ class Generators:
         random.setstate(state["python"])
 
 
-def data_fingerprint(dataset: Dataset, seed: int | None) -> str:
+def data_fingerprint(dataset: Dataset[Any], seed: int | None) -> str:
     """Whether two runs are on the same data.
 
     Of a seeded run: a keyed hash of every record, its key from the seed, which must stay secret like the noise. Without a
@@ -125,6 +125,6 @@ def _digest(digest: Any, leaf: Any) -> None:
         digest.update(repr(leaf).encode())
 
 
-def _layout(dataset: Dataset) -> list[str]:
+def _layout(dataset: Dataset[Any]) -> list[str]:
     leaves = tree_flatten(dataset[0])[0]
     return [f"{x.dtype}, {x.dim()} dimensions" if isinstance(x, Tensor) else type(x).__name__ for x in leaves]

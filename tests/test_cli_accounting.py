@@ -19,7 +19,7 @@ MNIST = ("--epochs", 100, "--batch", 64, "--samples", 60000)
 
 
 def test_account_over_a_schedule():
-    # vectors/schedules.json: linear from 1.4929 on MNIST, by RDP 1.5595
+    # tests/vectors/schedules.json: linear from 1.4929 on MNIST, by RDP 1.5595
     found = answer("account", "--schedule", "linear", *MNIST, "--noise-multiplier", 1.4929, "--accountant", "rdp")
     assert found["epsilon"] == pytest.approx(1.5595, rel=0.005)
     assert (found["steps"], found["levels"], found["schedule"]) == (93750, 100, "linear:decay=0.99")
@@ -32,7 +32,7 @@ def test_account_over_a_schedule():
 
 
 def test_calibrate_over_a_schedule():
-    """vectors/calibration.json, S: 21.4292 by RDP with other orders."""
+    """tests/vectors/calibration.json, step: 21.4292 by RDP with other orders."""
     words = ("--schedule", "step", "--decay", 0.5, "--every", 10, *MNIST, "--accountant", "rdp")
     found = answer("calibrate", "--epsilon", 1, "--delta", 1e-5, *words)
     assert found["noise_multiplier"] == pytest.approx(21.4292, rel=0.01)
@@ -53,7 +53,7 @@ def test_either_form_of_rate_and_length():
 def test_sampling_is_named_and_has_its_own_bound():
     words = ("account", "--sample-rate", 256 / 50000, "--steps", 3906, "--noise-multiplier", 1.358, "--delta", 2e-5)
     fixed = answer(*words, "--sampling", "without-replacement")
-    assert fixed["epsilon"] == pytest.approx(7.5, abs=0.05)  # methods.md, A.4
+    assert fixed["epsilon"] == pytest.approx(7.5, abs=0.05)  # OSO-DPSGD, see docs/claims.md
     assert (fixed["neighbours"], fixed["accountant"]) == ("replace one record", "rdp")
     shuffled = answer(*words, "--sampling", "none")
     assert shuffled["epsilon"] == epsilon([StepEvent(1.0, 1.358, 20)], 2e-5).value  # 3906 / 196 a pass

@@ -18,7 +18,7 @@ needs_data = pytest.mark.skipif(
     not os.environ.get("CLIPWISE_DATA"), reason="CLIPWISE_DATA is not set: the real data sets are not at hand"
 )
 TEN = [1000] * 10
-# Records a class, train and test, as /work/shared/data/README.md has them; None: not stated there.
+# Records a class, train and test, as their publishers count them; None: not stated.
 REAL = {
     "mnist": (
         [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949],

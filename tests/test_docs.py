@@ -23,40 +23,11 @@ def test_the_readme_example_runs(capsys):
     assert "Privacy statement" in printed
 
 
-def test_the_method_of_the_docs_conforms_and_trains():
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    import clipwise
-    from clipwise.clipping.conformance import check
-
-    (code,) = blocks(ROOT / "docs" / "adding_a_method.md")
-    names: dict = {"__name__": "method"}
-    exec(compile(code, "adding_a_method.md", "exec"), names)
-    assert len(code.splitlines()) < 80
-    method = names["Quantile"]()
-    check(method)
-    # methods.md, section V: C = .1 and no gradient below it -> .110517
-    from clipwise.clipping import Context
-    from clipwise.types import Released
-
-    context = Context(expected_batch_size=100.0, noise_multiplier=1.0, parameters=3, steps=5, sample_rate=0.1)
-    released = Released((torch.zeros(3),), {"below": torch.tensor([-50.0])})
-    assert method.update(method.init(context), released, context, 0).threshold == pytest.approx(0.110517, abs=1e-6)
-
-    model = torch.nn.Linear(4, 2)
-    data = TensorDataset(torch.randn(200, 4), torch.randint(0, 2, (200,)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    private = clipwise.attach(
-        model, optimizer, DataLoader(data, batch_size=50), noise_multiplier=1.0, delta=1e-5, epochs=2, method=method
-    )
-    for inputs, targets in private.loader:
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(inputs), targets).backward()
-        optimizer.step()
-    assert private.run.state.method.threshold != 0.1
-    assert "below" in private.statement().to_markdown()
-    private.detach()
+def test_the_adversarial_loop_of_the_docs_runs():
+    (code,) = blocks(ROOT / "docs" / "loops.md")
+    names: dict = {"__name__": "loop"}
+    exec(compile(code, "loops.md", "exec"), names)
+    assert "private.outside() was used" in names["private"].statement().to_markdown()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

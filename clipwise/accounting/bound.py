@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from clipwise import validate
-from clipwise.accounting.events import Event, FixedSizeEvent, merge
+from clipwise.accounting.events import Event, FixedSizeEvent, StepEvent, merge
 from clipwise.accounting.fixed_size import fixed_size_epsilon
 from clipwise.accounting.pld import pld_epsilon
 from clipwise.accounting.rdp import rdp_epsilon
 from clipwise.types import BadArgument
 
-ACCOUNTANTS = ("rdp", "pld", "best")
+# Upper bounds on epsilon, by name; "best" is the smallest of them (of equal ones the first).
+_BOUNDS: dict[str, Callable[[Sequence[StepEvent], float], float]] = {"pld": pld_epsilon, "rdp": rdp_epsilon}
+ACCOUNTANTS = (*_BOUNDS, "best")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +44,8 @@ def epsilon(events: Iterable[Event], delta: float, accountant: str = "best") -> 
     if any(isinstance(event, FixedSizeEvent) for event in events):
         return _of_fixed_size(events, delta, accountant)
     merged = merge(events)  # type: ignore[arg-type]  # which refuses all but StepEvents
-    if accountant == "rdp":
-        return Epsilon(rdp_epsilon(merged, delta), delta, "rdp")
-    tight = Epsilon(pld_epsilon(merged, delta), delta, "pld")
-    if accountant == "pld":
-        return tight
-    quick = Epsilon(rdp_epsilon(merged, delta), delta, "rdp")
-    return quick if quick.value < tight.value else tight
+    asked = tuple(_BOUNDS) if accountant == "best" else (accountant,)
+    return min((Epsilon(_BOUNDS[name](merged, delta), delta, name) for name in asked), key=lambda found: found.value)
 
 
 def _of_fixed_size(events: Sequence[Event], delta: float, accountant: str) -> Epsilon:

@@ -100,7 +100,7 @@ def _root(excess: Callable[[float], float], guess: float, target: float, *, reac
                     "nobody; ask for a smaller epsilon, or a delta below sample_rate * steps"
                 )
             low, high, reach = max(low - reach, least), low, 2 * reach
-    return brentq(excess, low, high, xtol=tolerance)
+    return float(brentq(excess, low, high, xtol=tolerance))
 
 
 def largest_step_count(

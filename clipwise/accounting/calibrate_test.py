@@ -1,27 +1,34 @@
 from __future__ import annotations
 
+import json
 import time
+from pathlib import Path
 
 import dp_accounting
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clipwise.accounting import StepEvent, calibrate, calibrate_shape, epsilon, largest_step_count
+from clipwise.accounting import StepEvent, calibrate, calibrate_shape, epsilon, gradient_share, largest_step_count
 from clipwise.types import BadArgument
 
-# vectors/calibration.json: CIFAR10, n=50000, batch 256, T=3906, delta 1/n, RDP
-CIFAR10 = {1: 1.4491, 2: 0.9659, 4: 0.7389, 8: 0.5959}
+STORED = json.loads((Path(__file__).parents[2] / "tests" / "vectors" / "calibration.json").read_text())
 
 
-@pytest.mark.parametrize(("target", "noise"), CIFAR10.items())
+@pytest.mark.parametrize(("target", "noise"), STORED["by_epsilon"].items())
 def test_stored_calibrations(target, noise):
-    assert calibrate(target, 2e-5, 256 / 50000, 3906, "rdp") == pytest.approx(noise, abs=1e-4)
+    assert calibrate(float(target), 2e-5, 256 / 50000, 3906, "rdp") == pytest.approx(noise, abs=1e-4)
+
+
+@pytest.mark.parametrize(("total", "gradient"), STORED["gradient"].items())
+def test_stored_shares_of_the_gradient(total, gradient):
+    assert gradient_share(float(total), [5.0]) == pytest.approx(gradient, abs=1e-4)
 
 
 def test_honest_noise_for_epsilon_one_on_mnist():
-    # The vector says 1.4938, with coarser orders than ours; the published run used 1.4929 for the same epsilon.
-    assert calibrate(1, 1e-5, 64 / 60000, 93750, "rdp") == pytest.approx(1.4938, rel=1e-3)
+    # Stored is 1.4938, with coarser orders than ours; the published run used 1.4929 for the same epsilon.
+    stored = STORED["first_noise"]["constant"]
+    assert calibrate(1, 1e-5, 64 / 60000, 93750, "rdp") == pytest.approx(stored, rel=1e-3)
 
 
 @pytest.mark.parametrize("accountant", ["rdp", "pld", "best"])
@@ -51,7 +58,7 @@ def test_a_schedule_meets_its_target(accountant, seconds):
     assert time.process_time() - start < seconds
     assert 0.999 <= epsilon(decaying(first), 1e-5, accountant).value <= 1.0
     if accountant == "rdp":
-        assert first == pytest.approx(1.9756, rel=2e-3)  # vectors/calibration.json, by coarser orders
+        assert first == pytest.approx(STORED["first_noise"]["linear"], rel=2e-3)  # stored, by coarser orders
 
 
 def test_a_constant_shape_is_the_plain_calibration():

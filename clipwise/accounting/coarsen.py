@@ -92,7 +92,7 @@ class _Rate:
             first, steps, cost = self._divergence[start], self._steps[start], self._costs[start]
 
             def added(stop: int, first: float = first, steps: int = steps, cost: float = cost) -> float:
-                return (self._steps[stop] - steps) * first - (self._costs[stop] - cost)
+                return float((self._steps[stop] - steps) * first - (self._costs[stop] - cost))
 
             stop = bisect.bisect_right(range(end + 1), rise, lo=start + 1, key=added) - 1
             start = max(stop, start + 1)  # a bucket of one level adds nothing, but for rounding

@@ -55,7 +55,7 @@ class _Tails(NamedTuple):
 def loss(answer: np.ndarray, rate: np.ndarray | float, noise: np.ndarray | float) -> np.ndarray:
     """The privacy loss of an answer when a record is removed; arguments are broadcast."""
     with np.errstate(divide="ignore"):  # a rate of 1
-        return np.logaddexp(np.log1p(-np.asarray(rate)), np.log(rate) + (answer - 0.5) / np.square(noise))
+        return np.asarray(np.logaddexp(np.log1p(-np.asarray(rate)), np.log(rate) + (answer - 0.5) / np.square(noise)))
 
 
 def reaches(rate: np.ndarray | float, cut: float) -> tuple[float, np.ndarray]:

@@ -66,7 +66,7 @@ def _curve(sample_rate: float, noise_multiplier: float) -> np.ndarray:
     share = ORDERS - low
     with np.errstate(invalid="ignore"):
         chord = np.where(share > 0, (1 - share) * log_moments[low] + share * log_moments[high], log_moments[low])
-    return np.where(np.isnan(chord), np.inf, chord) / (ORDERS - 1)
+    return np.asarray(np.where(np.isnan(chord), np.inf, chord) / (ORDERS - 1))
 
 
 def _log_bounds(noise: float, last: int) -> np.ndarray:

@@ -50,7 +50,7 @@ def test_even_moments_are_exact(noise):
 
 
 def test_the_figure_of_the_literature():
-    # methods.md, A.4, OSO: nu = 1.358 on CIFAR10 (batch 256 of 50000, 3906 steps, delta 1/n) costs 7.5, not 1.07
+    # OSO-DPSGD (docs/claims.md): nu = 1.358 on CIFAR10 (batch 256 of 50000, 3906 steps, delta 1/n) costs 7.5, not 1.07
     events = [FixedSizeEvent(256 / 50000, 1.358, 3906)]
     assert fixed_size_epsilon(events, 2e-5) == pytest.approx(7.5, abs=0.05)
     assert epsilon([StepEvent(256 / 50000, 1.358, 3906)], 2e-5, "rdp").value < 1.2

@@ -64,7 +64,7 @@ def test_the_limit_theorem_under_reports():
 
 
 def test_the_limit_theorem_on_a_published_run():
-    """000's third run on MNIST: the accountants' 4.4775 (methods.md, vectors/schedules.json) against 4.20."""
+    """000's third run on MNIST: the accountants' 4.4775 (tests/vectors/schedules.json) against 4.20."""
     run = [StepEvent(MNIST, 0.663, 93750)]
     assert clt_estimate(run, 1e-5).approximate_epsilon == pytest.approx(4.1997, abs=1e-3)
     assert epsilon(run, 1e-5, "pld").value == pytest.approx(4.4775, rel=1e-3)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from clipwise.accounting import gradient_share, joint_noise_multiplier
 from clipwise.types import BadArgument
 
-# methods.md, section V. Andrew's bit is shifted by 1/2, so sigma_b = 3.2 is a noise multiplier of 6.4.
+# (total, side query, what is left for the gradient): (total^-2 - side^-2)^(-1/2), by hand. Andrew's bit is shifted by 1/2,
+# so that his sigma_b = 3.2 is a noise multiplier of 6.4.
 SPLITS = [(1, 5, 1.0206207), (0.9659, 5, 0.9844436), (2.5, 8, 2.6318068), (1.4929, 6.4, 1.5352529)]
 sizes = st.floats(min_value=1e-3, max_value=1e3)
 

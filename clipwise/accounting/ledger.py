@@ -681,7 +681,7 @@ def _mac(key: bytes, body: bytes) -> str:
 def _public(name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of the facts as they will read back, or an error before anything is written."""
     try:
-        return json.loads(json.dumps(dict(facts), allow_nan=False))
+        return dict(json.loads(json.dumps(dict(facts), allow_nan=False)))
     except (TypeError, ValueError, RecursionError) as error:
         raise BadArgument(
             f"{name}={facts!r} is not JSON ({error}); give finite numbers, strings, lists and dicts"

@@ -187,7 +187,7 @@ def _fold(level: np.ndarray, points: int) -> np.ndarray:
     """A level longer than the window wraps around it, as the whole convolution does."""
     if len(level) <= points:
         return level
-    return np.pad(level, (0, -len(level) % points)).reshape(-1, points).sum(axis=0)
+    return np.asarray(np.pad(level, (0, -len(level) % points)).reshape(-1, points).sum(axis=0))
 
 
 def _epsilon(composed: _Composed, delta: float) -> float:

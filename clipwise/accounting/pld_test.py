@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import random
 import time
 from fractions import Fraction
@@ -25,7 +24,7 @@ from clipwise.accounting import StepEvent, dots, joint_noise_multiplier, pld
 from clipwise.accounting.pld import pld_epsilon
 
 MNIST = 64 / 60000
-VECTORS = Path(os.environ.get("CLIPWISE_VECTORS", "/work/shared/vectors"))
+VECTORS = Path(__file__).parents[2] / "tests" / "vectors"
 SLACK = 2e-3  # what grids of two evaluations may differ by, relatively
 
 
@@ -172,10 +171,10 @@ def test_two_levels_as_dp_accounting_composes_them():
 
 def schedule(row):
     """A row of schedules.json, an event an epoch; the squared noise decays by the papers' rules."""
-    first, decay, every = row["sigma0"] ** 2, row["decay"], row["every"]
-    rate = row["batch"] / row["samples"]
+    first, decay, every = row["first_noise"] ** 2, row["decay"], row["every"]
+    rate = row["batch"] / row["records"]
     starts = [
-        min(math.ceil(Fraction(e * row["samples"], row["batch"])), row["steps"]) for e in range(row["epochs"] + 1)
+        min(math.ceil(Fraction(e * row["records"], row["batch"])), row["steps"]) for e in range(row["epochs"] + 1)
     ]
     events = []
     for epoch, (start, end) in enumerate(pairwise(starts)):
@@ -190,7 +189,6 @@ def schedule(row):
     return events
 
 
-@pytest.mark.skipif(not VECTORS.exists(), reason="the shared vectors are not on this machine")
 def test_stored_schedules():
     """The stored figures are upper bounds too, some on a coarse grid: ours may be below by their 1 %, hardly above."""
     rows = json.loads((VECTORS / "schedules.json").read_text())["rows"]
@@ -201,10 +199,9 @@ def test_stored_schedules():
         assert 0.985 * row["pld"] <= pld_epsilon(schedule(row), row["delta"]) <= 1.002 * row["pld"], row
 
 
-@pytest.mark.skipif(not VECTORS.exists(), reason="the shared vectors are not on this machine")
 def test_stored_joint_queries():
     for row in json.loads((VECTORS / "joint.json").read_text())["rows"]:
-        together = StepEvent(row["q"], joint_noise_multiplier([row["sigma"], row["sigma_x"]]), row["T"])
+        together = StepEvent(row["rate"], joint_noise_multiplier([row["gradient"], row["side"]]), row["steps"])
         assert pld_epsilon([together], row["delta"]) == pytest.approx(row["joint_pld"], rel=1e-3)
 
 

@@ -111,7 +111,7 @@ def _curve(sample_rate: float, noise_multiplier: float) -> np.ndarray:
     with np.errstate(over="ignore"):
         curve[_WHOLE] = _log_moments_of_whole_orders(sample_rate, noise_multiplier)
         curve[~_WHOLE] = _log_moments_of_other_orders(sample_rate, noise_multiplier)
-    return np.maximum(curve / (ORDERS - 1), 0) + _ROUNDING
+    return np.asarray(np.maximum(curve / (ORDERS - 1), 0) + _ROUNDING)
 
 
 def _log_moments_of_whole_orders(rate: float, noise: float) -> np.ndarray:

@@ -1,6 +1,6 @@
 """tCDP against hand-worked figures and Renyi divergences, and each precondition refused by name.
 
-Figures named "A.2" are those of the project's notes on the papers, section A.2.
+Figures of the papers are worked out again in docs/claims.md.
 """
 
 import math
@@ -15,7 +15,7 @@ MNIST, STEPS, DELTA = 64 / 60000, 93750, 1e-5
 
 
 def test_constant_noise_of_the_least_covered_size():
-    """A.2, point 6: sigma = sqrt 5 on MNIST, all 93,750 steps."""
+    """sigma = sqrt 5 on MNIST, all 93,750 steps."""
     step = amplify(gaussian(math.sqrt(5)), MNIST)
     run = compose([(step, STEPS)])
     assert run.rho == pytest.approx(0.1387, abs=5e-5)
@@ -24,7 +24,7 @@ def test_constant_noise_of_the_least_covered_size():
 
 
 def test_the_noise_that_epsilon_1_needs():
-    """A.2, point 6: 5.77, where RDP needs 1.493."""
+    """5.77, where RDP needs 1.493."""
     assert tcdp_epsilon([(5.775, STEPS)], MNIST, DELTA) < 1 < tcdp_epsilon([(5.765, STEPS)], MNIST, DELTA)
     assert epsilon([StepEvent(MNIST, 1.4929, STEPS)], DELTA, "rdp").value == pytest.approx(1, abs=1e-3)
 
@@ -52,7 +52,7 @@ LOGS, ORDERS, OMEGA = "ln(1/q) >= 3 rho (2 + log2(1/rho))", "ln(1/q) / (2 rho) >
 @pytest.mark.parametrize(
     ("mechanism", "rate", "broken", "said"),
     [
-        # The table of A.2, point 4: rho is too large in every row; ln(1/q) = 6.843 against 2.80, 4.70, 6.19, 6.33.
+        # rho is too large in every row; ln(1/q) = 6.843 against 2.80, 4.70, 6.19, 6.33.
         (gaussian(1.4929), MNIST, [RHO], r"rho = 0\.2243.*at least 2\.2361"),
         (gaussian(0.9584), MNIST, [RHO], r"rho = 0\.544"),
         (gaussian(0.6630), MNIST, [RHO], r"rho = 1\.137"),

@@ -123,7 +123,7 @@ class Losses:
 
 def _normalised(log_weights: np.ndarray) -> np.ndarray:
     log_weights = log_weights - log_weights.max(axis=-1, keepdims=True)
-    return log_weights - np.log(np.exp(log_weights).sum(axis=-1, keepdims=True))
+    return np.asarray(log_weights - np.log(np.exp(log_weights).sum(axis=-1, keepdims=True)))
 
 
 def _crossing(falling: Callable[[float], float], low: float, high: float) -> float:

@@ -6,6 +6,7 @@ functions, so that `clipwise account` and `clipwise --help` answer at once.
 
 from __future__ import annotations
 
+import errno
 import sys
 import traceback
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from clipwise.cli import (
     data,
     fairness,
     faults,
+    fuzz,
     ledger,
     methods,
     models,
@@ -35,6 +37,7 @@ from clipwise.cli import (
     study,
     train,
     tune,
+    verify,
 )
 from clipwise.types import ClipwiseError
 
@@ -85,6 +88,8 @@ def _explain(error: BaseException) -> tuple[int, str, str]:
         return error.exit_code, type(error).__name__, str(error)
     if isinstance(error, _UsageError):
         return 2, "BadArgument", f"{error.format_message()} (see --help)"  # type: ignore[attr-defined]
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return 2, "BadArgument", f"{str(error.filename)[:60]!r}... is longer than a file's name can be; give another"
     return 1, type(error).__name__, f"{error} (this was not expected; --debug shows where it happened)"
 
 
@@ -106,13 +111,14 @@ def _clipwise(
         raise typer.Exit
 
 
-for command in (
+_COMMANDS = (
     train.train,
     resume.resume,
     report.report,
     account.account,
     calibrate.calibrate,
     ledger.ledger,
+    verify.verify,
     plot_schedule.plot_schedule,
     bench.bench,
     claims.claims,
@@ -122,7 +128,9 @@ for command in (
     tune.tune,
     fairness.fairness,
     faults.faults,
-):
+    fuzz.fuzz,
+)
+for command in _COMMANDS:
     app.command()(command)
 app.add_typer(data.app, name="data")
 app.add_typer(audit.app, name="audit")

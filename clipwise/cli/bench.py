@@ -41,8 +41,6 @@ def bench(
     as_json: output.JsonOption = False,
 ) -> None:
     """Time and memory of a private step, as ratios to the plain one; or the time of accounting."""
-    import dataclasses
-
     from clipwise import validate
 
     validate.choice("what", what, ("steps", "accounting"))
@@ -60,6 +58,14 @@ def bench(
             raise BadArgument(f"against={against!r}: --methods compares our methods with `fixed`; leave it out")
         _bench_methods(models, rounds, quick, markdown, as_json)
         return
+    _bench_steps(against, models, rounds, quick, markdown, as_json)
+
+
+def _bench_steps(
+    against: str, models: str | None, rounds: int | None, quick: bool, markdown: Path | None, as_json: bool
+) -> None:
+    import dataclasses
+
     from clipwise.lab.bench import report, workloads
     from clipwise.lab.bench.compare import QUICK, Effort, compare, methods_against
 

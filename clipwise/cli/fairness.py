@@ -58,14 +58,11 @@ def fairness(
     options = {"data": data, "model": model, "epochs": epochs, "batch": batch, "lr": lr, "delta": delta}
     options = {name: value for name, value in options.items() if value is not None}
     if file is not None:
-        given = {**options, "methods": methods, "epsilon": epsilon, "seeds": seeds, "group_by": group_by}
-        for name, value in given.items():
-            if value is not None:
-                raise BadArgument(f"{name}={value!r}: the study file decides that; leave it out, or leave out the file")
+        _refuse({**options, "methods": methods, "epsilon": epsilon, "seeds": seeds, "group_by": group_by})
         made = _from_file(file, quick)
+    elif quick:
+        raise BadArgument("quick: only a study file has a short version; give fewer seeds or epochs")
     else:
-        if quick:
-            raise BadArgument("quick: only a study file has a short version; give fewer seeds or epochs")
         made = _from_options(
             options, methods or METHODS, epsilon or "1,3,5,8,10", 3 if seeds is None else seeds, group_by
         )
@@ -77,11 +74,12 @@ def fairness(
     rows = compare(made, lines, folder, group_by=grouping, pairs=pairs)
     command = _command(file, options, methods, epsilon, groups or [], group_by, seeds, quick)
     made.about(command).write(folder)  # `clipwise report` draws the folder as it does any study
-    lines_drawn, bars_drawn = show.to_figures(rows), show.to_bars(rows)
-    pictures = {f"{figure.name}.png": plots.png(figure) for figure in lines_drawn}
-    pictures |= {f"{chart.name}.png": grouped_bars.png(chart) for chart in bars_drawn}
-    alts = {f"{figure.name}.png": figure.alt() for figure in lines_drawn}
-    alts |= {f"{chart.name}.png": chart.alt() for chart in bars_drawn}
+    drawn: list[tuple[Any, Any]] = [
+        *((figure, plots.png) for figure in show.to_figures(rows)),
+        *((bars, grouped_bars.png) for bars in show.to_bars(rows)),
+    ]
+    pictures = {f"{chart.name}.png": png(chart) for chart, png in drawn}
+    alts = {f"{chart.name}.png": chart.alt() for chart, _ in drawn}
     found = finite(
         {
             "study": made.name,
@@ -94,29 +92,37 @@ def fairness(
             "rows": [row.to_dict() for row in rows],
         }
     )
-    written = json.dumps(found, indent=1) + "\n"
 
     def page(prefix: str) -> bytes:
         named = {f"{prefix}{file}": alt for file, alt in alts.items()}
         return show.to_markdown(made, rows, command, grouping, named).encode()
 
-    files = {"fairness.md": page(""), "fairness.json": written.encode(), **pictures}
+    files = {"fairness.md": page(""), "fairness.json": (json.dumps(found, indent=1) + "\n").encode(), **pictures}
     for name, content in files.items():
         (folder / name).write_bytes(content)
     if publish is not None:
-        publish.mkdir(parents=True, exist_ok=True)
-        for name in (*files, "results.jsonl"):
-            shutil.copyfile(folder / name, publish / f"{made.name}-{name}")
-        (publish / f"{made.name}-fairness.md").write_bytes(page(f"{made.name}-"))
+        _publish(folder, [*files, "results.jsonl"], publish, made.name, page(f"{made.name}-"))
     if as_json:
         output.print_json(found)
         raise typer.Exit(1 if failures else 0)
     output.print_table(made.title, *show.short_table(rows))
     output.messages().print(show.EXPLANATION, markup=False, highlight=False)
-    for name in files:
-        typer.echo(f"written  {folder / name}")
+    typer.echo("\n".join(f"written  {folder / name}" for name in files))
     if failures:
         raise some_failed(made, failures)
+
+
+def _refuse(given: dict[str, Any]) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise BadArgument(f"{name}={value!r}: the study file decides that; leave it out, or leave out the file")
+
+
+def _publish(folder: Path, names: list[str], to: Path, prefix: str, page: bytes) -> None:
+    to.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        shutil.copyfile(folder / name, to / f"{prefix}-{name}")
+    (to / f"{prefix}-fairness.md").write_bytes(page)  # whose pictures have the prefix too
 
 
 def _from_file(file: Path, quick: bool) -> Study:

@@ -79,10 +79,12 @@ def _ledger_file(run: Path) -> tuple[Path, str | None]:
     """The ledger, and the line that the folder's statement, or the result of a run that failed, says it contains."""
     if run.is_dir():
         from clipwise.lab.report.run_record import anchor
+        from clipwise.training.verify import read_ledger
 
         file = run / "ledger.jsonl"
         if not file.is_file():
             raise BadArgument(f"run={str(run)!r} holds no ledger.jsonl; name a run folder or a ledger file")
+        read_ledger(run)  # of a run that has ended, the last line must be there
         return file, anchor(run)
     if not run.is_file():
         raise BadArgument(f"run={str(run)!r} does not exist; name a run folder or a ledger file")
@@ -186,15 +188,15 @@ def _print(
         ],
     )
     if curve:
-        top = (
-            max([value for _, value in curve if math.isfinite(value)] + ([target] if target else []), default=1.0)
-            or 1.0
-        )
-        block = "█" if _can_print("█") else "#"
-        rows = [[steps, _figure(value), block * round(_BAR * min(1.0, value / top))] for steps, value in curve]
-        output.print_table(
-            f"epsilon over charged steps, delta {delta:g}", ["steps", "epsilon", "of " + f"{top:.4g}"], rows
-        )
+        _print_curve(curve, target, delta)
+
+
+def _print_curve(curve: list[tuple[int, float]], target: float | None, delta: float) -> None:
+    highest = max([value for _, value in curve if math.isfinite(value)] + ([target] if target else []), default=1.0)
+    top = highest or 1.0
+    block = "█" if _can_print("█") else "#"
+    rows = [[steps, _figure(value), block * round(_BAR * min(1.0, value / top))] for steps, value in curve]
+    output.print_table(f"epsilon over charged steps, delta {delta:g}", ["steps", "epsilon", f"of {top:.4g}"], rows)
 
 
 def _can_print(text: str) -> bool:

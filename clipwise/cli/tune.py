@@ -17,6 +17,7 @@ from clipwise.cli.options import takes_run_options
 from clipwise.types import BadArgument, ClipwiseError
 
 if TYPE_CHECKING:
+    from clipwise.lab.tuning.outcome import Tuned
     from clipwise.lab.tuning.planning import SearchPlan
 
 
@@ -125,10 +126,7 @@ def tune(
     if not as_json:
         _show(plan, console)
     if not yes:
-        if as_json or not sys.stdin.isatty():
-            raise BadArgument("yes=False: nobody is there to ask; look at --plan-only, then say --yes")
-        if not typer.confirm("Spend it?", err=True):
-            raise ClipwiseError("nothing was spent")
+        _ask(somebody=not as_json and sys.stdin.isatty())
 
     def on_end(done: int, total: int) -> None:
         console.print(f"[{done}/{total}] runs have ended", highlight=False, markup=False)
@@ -139,9 +137,17 @@ def tune(
         console.print("running; how many runs there are stays secret", highlight=False)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the runs under way, as Ctrl-C does
     tuned = run(prepared, out=out, jobs=jobs, executor=executor, on_end=on_end)
-    if as_json:
-        output.print_json(tuned.result)
-        return
+    output.print_json(tuned.result) if as_json else _tell(tuned, plan)
+
+
+def _ask(*, somebody: bool) -> None:
+    if not somebody:
+        raise BadArgument("yes=False: nobody is there to ask; look at --plan-only, then say --yes")
+    if not typer.confirm("Spend it?", err=True):
+        raise ClipwiseError("nothing was spent")
+
+
+def _tell(tuned: Tuned, plan: SearchPlan) -> None:
     accuracy = tuned.result["accuracy"]
     rows = [
         f"chosen     {', '.join(f'{name}={value}' for name, value in tuned.chosen.items())}",

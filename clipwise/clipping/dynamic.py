@@ -47,7 +47,7 @@ class Dynamic(Method):
         return FixedState(float(self.threshold))
 
     def noise_factor(self, context: Context, step: int) -> float:
-        return self.noise_decay ** _share(context, step)
+        return float(self.noise_decay ** _share(context, step))
 
     def l2_bound(self, state: FixedState) -> float:
         return state.threshold

@@ -28,7 +28,7 @@ def test_fixed_conforms_at_any_threshold(threshold):
 
 
 def test_weights_of_abadi():
-    """methods.md, section V: C = 1, norms 0, .01, .5, 1, 3, 10."""
+    """min(1, C / norm), by hand: C = 1, norms 0, .01, .5, 1, 3, 10."""
     norms = torch.tensor([0, 0.01, 0.5, 1, 3, 10], dtype=torch.float64)
     method = Fixed()
     weights = method.decide(method.init(None), norms).weights

@@ -1,4 +1,4 @@
-"""Weights, updates and splits of every method against figures worked out outside the code (methods.md, section V), and by hand."""
+"""Weights, updates and splits of every method against figures worked out apart from the code, from the papers' formulas."""
 
 import math
 
@@ -236,7 +236,7 @@ def test_global_adapt_v2_with_w_to_zero_is_global_adapt():
 
 
 def test_dpsgd_f_update():
-    """methods.md: two groups, 5 of 100 and 1 of 4 above C0: the paper's form gives 1.866667 and 5.333333."""
+    """By hand: two groups, 5 of 100 and 1 of 4 above C0: the paper's form gives 1.866667 and 5.333333."""
     method = make_method("dpsgd-f")
     state = method.init(context())
     state = method.update(state, released(counts=[95, 3, 5, 1]), context(), 0)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -17,14 +18,14 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from clipwise import validate
-from clipwise.accounting import Event, Ledger
+from clipwise.accounting import Event, Ledger, LedgerError
 from clipwise.clipping import METHODS, Method
 from clipwise.loop.averaging import WeightAverage, check_decay
 from clipwise.loop.evaluation import accuracy, check_class_targets, mean_loss
 from clipwise.loop.keeping import Keeping, make_keeper
 from clipwise.loop.lr_schedules import LrSchedule, make_lr_schedule, refuse_double_rate
 from clipwise.losses import Loss, make_loss
-from clipwise.mechanism import Mechanism, Performance, split, takes_options
+from clipwise.mechanism import Mechanism, Performance, chosen, takes_options
 from clipwise.noise import Noise
 from clipwise.run import Run
 from clipwise.state import Part
@@ -121,6 +122,7 @@ def fit(
     performance: Performance | None = None,
     on_epoch: Callable[[dict[str, Any]], None] | None = None,
     on_step: Callable[[dict[str, Any], int], None] | None = None,
+    on_end: Callable[[Fit], Mapping[str, Any]] | None = None,
     **options: Any,
 ) -> Fit:
     """Train privately, to a target epsilon or with a given noise multiplier; epsilon=inf trains without privacy, for
@@ -146,11 +148,9 @@ def fit(
         mechanism, performance: the options below, each as one value.
         on_epoch: gets each line of the history.
         on_step: gets the public values of each step, and the number of steps planned.
+        on_end: gets the finished run before its ledger is closed; what it returns goes into the closing line.
     """
-    if mechanism is None:
-        mechanism, performance = split(options)
-    elif options:
-        raise BadArgument(f"{', '.join(options)}: the mechanism is given whole; put its options into it")
+    mechanism, performance = chosen(mechanism, performance, options)
     epochs = validate.count("epochs", mechanism.epochs)
     batch = validate.count("expected_batch_size", mechanism.expected_batch_size)
     check_decay(average_weights)
@@ -173,16 +173,16 @@ def fit(
         resume=resume,
         notify=lambda message: warnings.warn(message, stacklevel=2),
     )
-    average = WeightAverage(model.parameters(), average_weights)
-    report = Reporter(model, made, test, loss, on_epoch, on_step, average)
-    model.train()
-    per_epoch = run.plan.steps_per_epoch
-    rates = rate_schedule.start(
-        made, epochs=epochs, steps_per_epoch=per_epoch, higher_is_better=report.higher_is_better
-    )
-    keeper = make_keeper(checkpoints, run)
-    run.engine.install()
     try:
+        average = WeightAverage(model.parameters(), average_weights)
+        report = Reporter(model, made, test, loss, on_epoch, on_step, average)
+        model.train()
+        per_epoch = run.plan.steps_per_epoch
+        rates = rate_schedule.start(
+            made, epochs=epochs, steps_per_epoch=per_epoch, higher_is_better=report.higher_is_better
+        )
+        keeper = make_keeper(checkpoints, run)
+        run.engine.install()
         run.restore(average=average, rates=rates, report=report, **(parts or {}))
         keeper.begin()
         for epoch in range(1 + run.state.step // per_epoch, epochs + 1):
@@ -204,13 +204,20 @@ def fit(
         keeper.end()
         average.finish()
         run.engine.remove()
-        released = _release(run, train, loss, after)
-    finally:
-        run.close()
+        done = _finished(run, report, _release(run, train, loss, after), (loss, rate_schedule))
+        run.close(on_end(done) if on_end else None)
+    except BaseException:
+        with suppress(LedgerError):  # on a full disk, say: the first error is the one to show
+            run.close()
+        raise
+    return done
+
+
+def _finished(run: Run, report: Reporter, released: Mapping[str, Any], noted: tuple[Any, LrSchedule]) -> Fit:
     return Fit(
-        model,
+        run.model,
         report.history,
-        _with_notes(run.statement(), loss, rate_schedule),
+        _with_notes(run.statement(), *noted),
         report.accuracy,
         released=released,
         method=run.plan.method if run.plan.private else None,

@@ -18,7 +18,7 @@ def with_noise(noise_std, **options):
 
 
 def test_learning_rate_of_the_paper():
-    """methods.md: alpha .001, sigma 1, C 1, B 256 -> .2559993; with g = 1 the first step is exactly that long."""
+    """By hand, alpha / (sigma C / B + 1e-8): alpha .001, sigma 1, C 1, B 256 -> .2559993; with g = 1 the first step is exactly that long."""
     p, optimizer = with_noise(1 / 256)
     p.grad = torch.ones(1)
     optimizer.step()

@@ -31,7 +31,7 @@ from clipwise.types import BadArgument, Padding, Unsupported
 
 RECORDS = 8  # that are looked at: spread over the data set, which may be sorted
 _SEEDS = 4
-Collate = Callable[[list], Any]
+Collate = Callable[[list[Any]], Any]
 Path = tuple[Any, ...]
 
 
@@ -100,7 +100,7 @@ def _is(x: Tensor, fill: Any) -> Tensor:
 # -- the look ---------------------------------------------------------------------------------------------------------
 
 
-def check_collate(loader: DataLoader, *, pad_to: int | None = None) -> tuple[Collate, Layout]:
+def check_collate(loader: DataLoader[Any], *, pad_to: int | None = None) -> tuple[Collate, Layout]:
     """The collate function to be used and what is known of its batches, after refusing one that mixes records."""
     if pad_to is not None:
         validate.count("pad_to", pad_to)
@@ -134,7 +134,7 @@ class _Source:
         self.collate = collate
         self.count = len(self._index)
 
-    def records(self, which: Sequence[int]) -> list:
+    def records(self, which: Sequence[int]) -> list[Any]:
         # Copies: collate functions take things out of records.
         if self._records is not None:
             return [copy.deepcopy(self._records[i]) for i in which]
@@ -151,7 +151,7 @@ def _look(source: _Source) -> Layout:
     steady = all(same(source.batch(which), source.batch(which, seed=1)) for which in ([0], every))
     found = _Found()
     alone = {i: source.batch([i], calm=not steady) for i in every}
-    sets = [every, every[::-1], every[:3], [0, source.count - 1]]
+    sets = [every, every[::-1], every[:3], *([i, i + 1] for i in every[:-1])]
     if steady:
         for which in sets:
             _compare(found, (), source.batch(which), [alone[i] for i in which], every_row=True)
@@ -177,26 +177,34 @@ def _learn_from_cut_records(found: _Found, source: _Source) -> None:
             pair = [copy.deepcopy(whole), copy.deepcopy(cut)]
             alone = [source.collate([copy.deepcopy(r)]) for r in pair]
             _compare(tried, (), source.collate(pair), alone, every_row=True)
-            found.padded.update(tried.padded)
+            for path, (rows, dims, fill) in tried.padded.items():
+                found.padded.setdefault(path, (rows, set(), fill))[1].update(dims)
             found.leading |= tried.leading
+            found.cut += [alone[1]]
 
 
 def _cut_records(record: Any) -> Iterator[Any]:
-    """Copies of the record with its longest sequences cut: all of one length together, then each alone."""
-    places = [(path, leaf) for path, leaf in _leaves(record, rows=True) if _length(leaf) > 1]
-    for size in sorted({_length(leaf) for _, leaf in places}, reverse=True):
-        group = [place for place in places if _length(place[1]) == size]
+    """Copies of the record with its sequences cut: all of one length together, then each dimension alone."""
+    places = [
+        (path, leaf, dim)
+        for path, leaf in _leaves(record, rows=True)
+        for dim, size in enumerate(_sizes(leaf))
+        if size > 1
+    ]
+    for size in sorted({_sizes(leaf)[dim] for _, leaf, dim in places}, reverse=True):
+        group = [place for place in places if _sizes(place[1])[place[2]] == size]
         for chosen in [group, *([place] for place in group if len(group) > 1)]:
             cut = copy.deepcopy(record)
-            for path, leaf in chosen:
-                cut = _put(cut, path, leaf[: (size + 1) // 2])
+            for path, _, dim in chosen:
+                half, leaf = slice((size + 1) // 2), _get(cut, path)
+                cut = _put(cut, path, leaf[(slice(None),) * dim + (half,)] if dim else leaf[half])
             yield cut
 
 
-def _length(leaf: Any) -> int:
+def _sizes(leaf: Any) -> tuple[int, ...]:
     if isinstance(leaf, Tensor | np.ndarray):
-        return leaf.shape[0] if leaf.ndim else 0
-    return len(leaf) if isinstance(leaf, str | list | tuple) else 0
+        return tuple(leaf.shape)
+    return (len(leaf),) if isinstance(leaf, str | list | tuple) else ()
 
 
 class _Found:
@@ -206,6 +214,7 @@ class _Found:
         self.padded: dict[Path, tuple[int, set[int], Any]] = {}  # rows, dims, fill
         self.rows: dict[Path, int] = {}
         self.leading = False
+        self.cut: list[Any] = []  # batches of one record each that was cut
 
     def layout(self, batch: Any, alone: Mapping[int, Any]) -> Layout:
         padded = tuple(
@@ -216,7 +225,7 @@ class _Found:
             for path, rows in self.rows.items()
             if path not in self.padded
         }
-        lengths = [path for path in shapes if _holds_lengths(path, padded, list(alone.values()))]
+        lengths = [path for path in shapes if _holds_lengths(path, padded, [*alone.values(), *self.cut])]
         return Layout(padded, tuple(lengths), self.leading, shapes)
 
 
@@ -426,7 +435,8 @@ def map_tensors(make: Callable[[Tensor], Tensor], batch: Any) -> Any:
 def _tensor(x: Any) -> Tensor:
     if isinstance(x, np.ndarray):
         return torch.from_numpy(x) if x.dtype.kind in "biufc" else torch.zeros(x.shape)
-    return x.detach().to_dense() if x.layout != torch.strided else x.detach()
+    dense: Tensor = x.detach().to_dense() if x.layout != torch.strided else x.detach()
+    return dense
 
 
 def same(a: Any, b: Any) -> bool:
@@ -462,7 +472,7 @@ class PadTo:
     def __init__(self, collate: Collate, length: int, layout: Layout | None = None):
         self._collate, self._length, self._layout = collate, length, layout
 
-    def __call__(self, records: list) -> Any:
+    def __call__(self, records: list[Any]) -> Any:
         if self._layout is None:
             self._layout = self._learned(records)
         batch = self._collate(records)
@@ -486,7 +496,7 @@ class PadTo:
         extra = x.new_full((*x.shape[:dim], more, *x.shape[dim + 1 :]), fill)
         return torch.cat([extra, x] if leading else [x, extra], dim)
 
-    def _learned(self, records: list) -> Layout:
+    def _learned(self, records: list[Any]) -> Layout:
         """From a batch itself, whose records may be equally long: copies of the first that are cut show what is padded."""
         with held():
             layout = _look(_Source([*records[:RECORDS]], self._collate, size=len(records[:RECORDS])))

@@ -49,7 +49,7 @@ class _Collate:
     def __init__(self, collate: Collate, masked: Any):
         self._collate, self._masked = collate, masked
 
-    def __call__(self, records: list) -> Any:
+    def __call__(self, records: list[Any]) -> Any:
         return self._collate(records) if records else map_tensors(Tensor.clone, self._masked)
 
 
@@ -61,7 +61,7 @@ def _masked(x: Tensor) -> Tensor:
     return zeros
 
 
-class _Table(Dataset):
+class _Table(Dataset[Any]):
     """A TensorDataset whose batches are taken whole: what default_collate makes of its records one by one."""
 
     def __init__(self, tensors: tuple[Tensor, ...]):
@@ -71,7 +71,7 @@ class _Table(Dataset):
         return [t[indices] for t in self._tensors] if indices else []
 
 
-def _as_it_is(batch: list) -> list:
+def _as_it_is(batch: list[Any]) -> list[Any]:
     return batch
 
 
@@ -80,7 +80,7 @@ class SampledLoader:
 
     def __init__(
         self,
-        loader: DataLoader,
+        loader: DataLoader[Any],
         sampler: Sampler,
         key: Key,
         *,
@@ -135,7 +135,7 @@ class SampledLoader:
             yield info if info.masked else replace(info, padding=self._layout.padding(batch)), batch
 
 
-def check_loader(loader: DataLoader) -> int:
+def check_loader(loader: DataLoader[Any]) -> int:
     """The number of records, after refusing what a Poisson sampler cannot honour."""
     if not isinstance(loader, DataLoader):
         raise BadArgument(

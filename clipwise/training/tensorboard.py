@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from clipwise.lab.report.figures import number
 from clipwise.types import BadArgument
+from clipwise.validate import finite_or_none
 
 # The name of a value in a line of metrics, and its tag; positions have none.
 TAGS: Mapping[str, str | None] = {
@@ -71,7 +71,7 @@ class EventLog:
             tag = TAGS.get(name, f"method/{name}")
             entries = enumerate(value) if isinstance(value, list) else [(None, value)]
             for place, entry in entries:
-                if tag is not None and (figure := number(entry)) is not None:
+                if tag is not None and (figure := finite_or_none(entry)) is not None:
                     self._write(tag if place is None else f"{tag}/{place}", figure, step)
 
     def _write(self, tag: str, figure: float, step: int) -> None:

@@ -12,7 +12,7 @@ from clipwise.accounting import Ledger, LedgerError
 from clipwise.checkpoint import Checkpoints
 from clipwise.statement import shown_epsilon
 from clipwise.training.config import make_config, read_config
-from clipwise.training.folder import RunFolder
+from clipwise.training.folder import MANIFEST, RunFolder
 from clipwise.training.options import TrainConfig
 from clipwise.types import BadArgument
 
@@ -36,9 +36,14 @@ def begun(out: str | None) -> RunFolder | None:
     folder = RunFolder(Path(out))
     if not folder.path.exists():
         return None
-    if folder.ended:
+    if ended(folder):
         raise BadArgument(f"out={out!r}: that run has ended; name another folder for a new one")
     return folder if Checkpoints(folder.checkpoints).newest() is not None else None
+
+
+def ended(folder: RunFolder) -> bool:
+    """Whether a run ended well here, and was not killed while it wrote its files: the ledger is closed after the last one."""
+    return (folder.path / MANIFEST).exists() and (not folder.ledger.exists() or Ledger.read(folder.ledger).closed)
 
 
 def forget_if_unspent(out: str) -> None:
@@ -88,9 +93,11 @@ def unfinished_beside(folder: RunFolder, settings: TrainConfig) -> Iterator[str]
     counted = {Path(run).resolve() for run in settings.after}
     beside = sorted(folder.path.resolve().parent.glob("*/ledger.jsonl"))[:_MOST_BESIDE]
     for path in (ledger.parent for ledger in beside):
-        if path == folder.path.resolve() or path in counted or RunFolder(path).ended:
+        if path == folder.path.resolve() or path in counted:
             continue
         try:
+            if ended(RunFolder(path)):
+                continue
             other = make_config(read_config(path / "config.toml"), str(path))
             if other.data != settings.data:
                 continue

@@ -1,7 +1,6 @@
 """The claims against figures worked out apart from this code.
 
-"Vectors" are the project's stored figures for the papers (vectors/claims.json, schedules.json, calibration.json) and
-"A.2", "A.4" sections of its notes on them; the few that are needed are copied here.
+Figures were worked out by hand from the papers' formulas, or by accountants that are not ours (tests/vectors/).
 """
 
 import math
@@ -35,7 +34,7 @@ def claimed(schedule, noise, **options):
 # --- the closed forms ---------------------------------------------------------------------------------------------
 
 
-def test_the_closed_forms_give_the_vectors():
+def test_the_closed_forms_give_what_was_worked_out_by_hand():
     assert claimed(Schedule("linear"), 1.0) == pytest.approx(0.24292525813, abs=1e-10)
     assert claimed(Schedule("time", decay=0.01), 1.0) == pytest.approx(0.22675225966, abs=1e-10)
     assert claimed(Schedule("step"), 1.0) == pytest.approx(0.18741433015, abs=1e-10)
@@ -64,7 +63,7 @@ def test_rho_and_epsilon_invert_one_another():
 
 
 def test_omega_is_that_of_the_least_noisy_step():
-    """A.2, point 4: 1.27, 1.72, 0.0067 and 1.7e-4 for L, T, S and E of 000's Appendix D."""
+    """By hand: 1.27, 1.72, 0.0067 and 1.7e-4 for L, T, S and E of 000's Appendix D."""
     found = [
         closed_forms.omega(schedule, 1.0, Q, 100)
         for schedule in (Schedule("linear"), Schedule("time"), Schedule("step"), Schedule("exponential"))
@@ -112,7 +111,7 @@ def test_the_other_adp_columns(table, noise, published):
     assert found.published == published
     assert not differs_from_print(found.recomputed, published, 2)
     assert "does not give" not in found.why
-    if table == "Table 5":  # A.2, point 8: calibrated for 40 epochs, computed with 100
+    if table == "Table 5":  # calibrated for 40 epochs, computed with 100
         assert (found.inputs["epochs"], found.inputs["epochs_in_formula"], found.inputs["steps"]) == (40, 100, 18750)
         assert found.inputs["epsilon_at_40_epochs"] < 0.6 * published
         assert "100 epochs" in found.why
@@ -157,7 +156,7 @@ def test_appendix_d():
 
 def test_the_derivation_of_000():
     text = " ".join(PAPERS["000"].introduction().split())
-    # A.1: delta >= 1.0000, B / sigma = 43, 245 nats a step; A.2: 937.5, 781.25, 468.75 and 2.67
+    # By hand: delta >= 1.0000, B / sigma = 43, 245 nats a step; 937.5, 781.25, 468.75 and 2.67
     for figure in ("probability 1.0000", "B / sigma = 43", "245 nats", "937.5", "781.25", "468.75", "epsilon 2.67"):
         assert figure in text
 
@@ -185,7 +184,7 @@ def test_tables_16_and_17_of_001(table, row, printed):
 
 
 def test_the_runs_of_001_at_epsilon_1():
-    """Vectors: 263352 and 1059.1 by PLD; A.2: 11.80 by the paper's own Table 2, omega 0.123, 0.078, 0.092, 2.5e-4."""
+    """By PLD, stored: 263352 and 1059.1; by hand: 11.80 by the paper's own Table 2, omega 0.123, 0.078, 0.092, 2.5e-4."""
     step = claim("001", "_run", "Table 13", "step", 1.0)
     assert (step.published, step.inputs["sigma_0"]) == (1, 0.1916)
     assert step.recomputed == pytest.approx(11.80, abs=5e-3)
@@ -261,7 +260,7 @@ def test_the_ratio_of_003():
 
 
 def test_line_13_of_003():
-    """A.4: nu = 0.837 at epsilon 3; 0.714 nu together, and 8.16."""
+    """By hand: nu = 0.837 at epsilon 3; 0.714 nu together, and 8.16."""
     found = claim("003", "_line_13", "Algorithm 1, line 13")
     assert found.inputs["nu"] == pytest.approx(0.837, abs=5e-4)
     assert found.inputs["joint_nu"] / found.inputs["nu"] == pytest.approx(0.714, abs=5e-4)

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from clipwise.validate import finite_or_none
+
 
 class Point(NamedTuple):
     x: float
@@ -104,7 +106,9 @@ def run_figures(
     """A figure for every number that the lines hold, over steps; by the lines of `path`, a step each, for those that
     these hold."""
     every = [*lines, *path]
-    x_name = next((name for name in _POSITIONS if any(number(line.get(name)) is not None for line in every)), "line")
+    x_name = next(
+        (name for name in _POSITIONS if any(finite_or_none(line.get(name)) is not None for line in every)), "line"
+    )
     keys = list(dict.fromkeys(key for line in every for key in line if key not in _POSITIONS))
     by_step = {key for line in path for key in line}
     known = {key for _, _, group in _FIGURES for key in group}
@@ -142,11 +146,11 @@ def _series(lines: Sequence[Mapping[str, Any]], x_name: str, key: str, test_size
     """One series for a number, one an entry for a list of numbers (a threshold for each group)."""
     found: dict[str, list[Point]] = {}
     for place, line in enumerate(lines, start=1):
-        x = number(line.get(x_name)) if x_name != "line" else float(place)
+        x = finite_or_none(line.get(x_name)) if x_name != "line" else float(place)
         value = line.get(key)
         entries = enumerate(value) if isinstance(value, list) else [(None, value)]
         for entry, item in entries:
-            y = number(item)
+            y = finite_or_none(item)
             if x is not None and y is not None:
                 label = key if entry is None else f"{key} {entry}"
                 found.setdefault(label, []).append(Point(x, y, *(wilson(y, test_size) if test_size else ())))
@@ -160,17 +164,6 @@ def wilson(share: float, size: int, z: float = 1.959963984540054) -> tuple[float
     middle = (share + z * z / (2 * size)) / (1 + z * z / size)
     half = z * math.sqrt(share * (1 - share) / size + z * z / (4 * size * size)) / (1 + z * z / size)
     return max(0.0, middle - half), min(1.0, middle + half)
-
-
-def number(value: Any) -> float | None:
-    """The value as a finite float, or None."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        value = float(value)
-    except OverflowError:
-        return None
-    return value if math.isfinite(value) else None
 
 
 def short(value: float) -> str:

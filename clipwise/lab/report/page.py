@@ -10,11 +10,12 @@ from typing import Any
 from urllib.parse import quote
 
 from clipwise.lab.report import bars, grouped_bars, html
-from clipwise.lab.report.figures import Figure, number, short, wilson
+from clipwise.lab.report.figures import Figure, short, wilson
 from clipwise.lab.report.grouped_bars import Bar, BarSeries, GroupedBars
 from clipwise.lab.report.run_record import RunRecord
 from clipwise.lab.report.search import search_section
 from clipwise.statement import shown_epsilon
+from clipwise.validate import finite_or_none
 
 MOST_BARS = 40  # groups that a picture still shows
 MOST_ROWS = 2000  # of the table; a longer run shows every n-th line, and says so
@@ -65,13 +66,13 @@ def _tiles(record: RunRecord, summary: Mapping[str, Any]) -> list[tuple[str, str
         tiles.append(("accuracy", f"{summary['accuracy']:.2%}", more))
     if summary["steps"] is not None:
         tiles.append(("steps", f"{summary['steps']}", "" if record.finished else "charged so far"))
-    first, last = summary["noise_multiplier"], number(summary["last"].get("noise_multiplier"))
+    first, last = summary["noise_multiplier"], finite_or_none(summary["last"].get("noise_multiplier"))
     if first is not None:
         moved = (
             f"at the start; {short(last)} at the end" if last is not None and last != first else "noise std / l2 bound"
         )
         tiles.append(("noise multiplier", short(first), moved))
-    threshold = number(summary["last"].get("threshold"))
+    threshold = finite_or_none(summary["last"].get("threshold"))
     if threshold is not None:
         tiles.append(("threshold", short(threshold), "at the end"))
     return tiles
@@ -79,7 +80,7 @@ def _tiles(record: RunRecord, summary: Mapping[str, Any]) -> list[tuple[str, str
 
 def _epsilon(record: RunRecord, summary: Mapping[str, Any]) -> tuple[str, str]:
     if summary["epsilon"] is None:
-        claimed = number(record.result.get("claimed_epsilon"))
+        claimed = finite_or_none(record.result.get("claimed_epsilon"))
         if claimed is not None:
             return "infinite", f"no valid guarantee; the paper's way of counting claims {short(claimed)}"
         known = record.finished or (record.charged and record.charged[1] is not None)
@@ -155,7 +156,7 @@ def _gradient_charts(found: Mapping[str, Any]) -> list[GroupedBars]:
         ("direction_error", "How far clipping turns the group's mean gradient, in degrees", False),
     ):
         clipped = [
-            None if (value := number(line.get(key))) is None else Bar(value, *(line.get("interval") or ()))
+            None if (value := finite_or_none(line.get(key))) is None else Bar(value, *(line.get("interval") or ()))
             for line in lines
         ]
         if any(clipped):
@@ -177,7 +178,7 @@ def _accuracy_bars(name: str, figures: Mapping[str, Any]) -> str:
     drawn = []
     for line in figures["groups"] if isinstance(figures.get("groups"), list) else []:
         known = line if isinstance(line, Mapping) else {}
-        share, records = number(known.get("accuracy")), number(known.get("records"))
+        share, records = finite_or_none(known.get("accuracy")), finite_or_none(known.get("records"))
         if share is None or not 0 <= share <= 1 or records is None or records < 1:
             continue
         low, high = wilson(share, int(records))
@@ -204,17 +205,17 @@ def _group_section(title: str, where: str, figures: Mapping[str, Any], drawn: st
 
 
 def _measure(measure: Mapping[str, Any]) -> str:
-    value, note = number(measure.get("value")), measure.get("note")
+    value, note = finite_or_none(measure.get("value")), measure.get("note")
     figure = "none" if value is None else short(value)
     interval = measure.get("interval")
-    if isinstance(interval, list) and len(interval) == 2 and None not in map(number, interval):
+    if isinstance(interval, list) and len(interval) == 2 and None not in map(finite_or_none, interval):
         figure += f", 95 % interval {short(interval[0])} to {short(interval[1])}"
     return f"{figure} ({note})" if note else figure
 
 
 def _rounded(value: Any) -> Any:
     """Four decimals, for people; result.json holds the whole number."""
-    exact = number(value) if isinstance(value, float) else None
+    exact = finite_or_none(value) if isinstance(value, float) else None
     if exact is not None:
         return html.Shown(exact, f"{exact:.4f}")
     return None if value is None else _shown(value)

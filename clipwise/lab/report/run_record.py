@@ -3,20 +3,21 @@ failed or is still going is read as far as it came, and says so in `problems`.""
 
 from __future__ import annotations
 
-import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clipwise import files
 from clipwise.accounting import ACCOUNTANTS
 from clipwise.accounting.history import read_history
 from clipwise.accounting.ledger import Ledger, LedgerError
-from clipwise.lab.report.figures import number, wilson
+from clipwise.lab.report.figures import wilson
 from clipwise.lab.report.search import SearchRecord
 from clipwise.statement import stated_head
+from clipwise.training.verify import NotVerified, verify
 from clipwise.types import BadArgument
+from clipwise.validate import finite_or_none
 
 FILES = (
     "statement.md",
@@ -56,7 +57,7 @@ class RunRecord:
     @property
     def target_epsilon(self) -> float | None:
         """Of the run's own chart; a tuned run's budget is that of its search, which the chart does not show."""
-        return number(self.config.get("epsilon"))
+        return finite_or_none(self.config.get("epsilon"))
 
     @property
     def test_size(self) -> int | None:
@@ -73,7 +74,7 @@ class RunRecord:
     def summary(self) -> dict[str, Any]:
         """The figures at the top of the page, and what `clipwise report --json` gives."""
         last = self.lines[-1] if self.lines else {}
-        accuracy = number(self.result.get("accuracy", last.get("accuracy")))
+        accuracy = finite_or_none(self.result.get("accuracy", last.get("accuracy")))
         spent = self.charged[1] if self.charged and not self.finished else None
         interval = wilson(accuracy, self.test_size) if accuracy is not None and self.test_size else (None, None)
         return {
@@ -81,15 +82,15 @@ class RunRecord:
             "data": self.config.get("data"),
             "model": self.config.get("model"),
             "finished": self.finished,
-            "private": bool(self.result.get("private")) if self.finished else number(spent) is not None,
-            "epsilon": number(self.result.get("epsilon") if self.finished else spent),
-            "delta": number(self.result.get("delta") if self.finished else self.config.get("delta")),
+            "private": bool(self.result.get("private")) if self.finished else finite_or_none(spent) is not None,
+            "epsilon": finite_or_none(self.result.get("epsilon") if self.finished else spent),
+            "delta": finite_or_none(self.result.get("delta") if self.finished else self.config.get("delta")),
             "target_epsilon": self.target_epsilon,
             "accuracy": accuracy,
             "accuracy_interval": None if interval[0] is None else list(interval),
             "test_size": self.test_size,
             "steps": self.result.get("steps", self.charged[0] if self.charged else last.get("step")),
-            "noise_multiplier": number(self.result.get("noise_multiplier", last.get("noise_multiplier"))),
+            "noise_multiplier": finite_or_none(self.result.get("noise_multiplier", last.get("noise_multiplier"))),
             "last": dict(last),
             **({} if self.search is None else {"tuning": dict(self.search.plan), "chosen": self.search.chosen}),
         }
@@ -106,6 +107,10 @@ def read_run(path: str | Path) -> RunRecord:
             "give the folder that `clipwise train` made"
         )
     problems: list[str] = []
+    try:
+        verify(path)
+    except NotVerified as error:
+        problems.append(f"Not verified: {error}.")
     config = _toml(path / "config.toml")
     lines = _lines(path / "metrics.jsonl")
     result = _object(path / "result.json", _text(path / "result.json") or "{}", "the file")
@@ -170,7 +175,7 @@ def _charged(
     stated = result.get("steps")
     if stated is not None and stated != steps:
         problems.append(f"result.json states {stated} steps, and the ledger charges {steps}.")
-    delta = number(config.get("delta"))
+    delta = finite_or_none(config.get("delta"))
     if (result and "error" not in result) or not delta or not steps:
         return steps, None
     accountant = config.get("accountant")
@@ -179,7 +184,7 @@ def _charged(
 
 def _text(path: Path) -> str | None:
     try:
-        return path.read_text(encoding="utf-8")
+        return files.read_bytes(path, follow=False).decode()
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
@@ -188,8 +193,8 @@ def _text(path: Path) -> str | None:
 
 def _toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(_text(path) or "")
-    except tomllib.TOMLDecodeError as error:
+        return files.parse_toml(_text(path) or "")
+    except files.Malformed as error:
         raise BadArgument(f"run: {path} is not valid TOML ({error}); restore the file") from error
 
 
@@ -200,8 +205,8 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 def _object(path: Path, text: str, where: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        value = files.parse_json(text)
+    except files.Malformed as error:
         raise BadArgument(f"run: {where} of {path} is not JSON ({error}); restore the file") from error
     if not isinstance(value, dict):
         raise BadArgument(f"run: {where} of {path} is not a JSON object; restore the file")

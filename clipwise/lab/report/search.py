@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from clipwise.lab.report import html
-from clipwise.lab.report.figures import number, short
+from clipwise.lab.report.figures import short
 from clipwise.statement import shown_epsilon
+from clipwise.validate import finite_or_none
 
 _STATES = {
     "ended": "ended",
@@ -41,7 +42,7 @@ class SearchRecord:
     def warning(self) -> str | None:
         if self.charged:
             return None
-        together = number(self.plan.get("epsilon_if_all_were_shown"))
+        together = finite_or_none(self.plan.get("epsilon_if_all_were_shown"))
         return (
             "THE SEARCH WAS NOT CHARGED: the options of this run were chosen among runs on the same data, and epsilon counts one of "
             f"them. All of them together cost {'infinity' if together is None else shown_epsilon(together)}."
@@ -81,8 +82,8 @@ def _sentence(search: SearchRecord) -> str:
 def _cost(search: SearchRecord) -> str:
     """Epsilon with and without tuning, side by side."""
     plan = search.plan
-    total, alone = number(plan.get("epsilon_total")), number(plan.get("epsilon_per_run"))
-    together = number(plan.get("epsilon_if_all_were_shown"))
+    total, alone = finite_or_none(plan.get("epsilon_total")), finite_or_none(plan.get("epsilon_per_run"))
+    together = finite_or_none(plan.get("epsilon_if_all_were_shown"))
     with_search = together if not search.charged else total
     rows = [
         ["epsilon of this run", _epsilon(alone), _epsilon(with_search)],
@@ -104,7 +105,7 @@ def _epsilon(value: float | None) -> str:
 
 
 def _figure(value: Any) -> str:
-    return "" if number(value) is None else short(float(value))
+    return "" if finite_or_none(value) is None else short(float(value))
 
 
 def _candidates(search: SearchRecord) -> str:

@@ -6,8 +6,9 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from clipwise.lab.report.figures import Figure, Point, Series, Target, number
+from clipwise.lab.report.figures import Figure, Point, Series, Target
 from clipwise.lab.study import About, Cell
+from clipwise.validate import finite_or_none
 
 _Line = Mapping[str, Any]
 
@@ -82,7 +83,7 @@ def _pictures(option: str, lines: Sequence[_Line]) -> list[Figure]:
 def _given(option: str, line: _Line) -> float | None:
     """What the study file gave this run: an option of the method, or one of the run."""
     of_method = line.get("asked_method_options") or {}
-    return number(of_method.get(option, line.get(f"asked_{option}", line.get(option))))
+    return finite_or_none(of_method.get(option, line.get(f"asked_{option}", line.get(option))))
 
 
 def _accuracies(lines: Iterable[_Line]) -> list[float]:

@@ -1,9 +1,10 @@
 """Studies: a grid of training runs from one file, run side by side, resumable, and shown as tables."""
 
 from clipwise.lab.results import read_results
-from clipwise.lab.study.definition import About, Study, Trial, make_study, read_study
+from clipwise.lab.study.definition import About, Study, make_study, read_study
 from clipwise.lab.study.runner import Outcome, Watcher, accuracy_so_far, run_study
 from clipwise.lab.study.table import Cell, summarise, to_markdown
+from clipwise.lab.study.trial import Trial
 
 __all__ = [
     "About",

@@ -15,8 +15,8 @@ from clipwise import validate
 from clipwise.clipping import make_method
 from clipwise.data import find_checked, get_source, is_file, refuse_unless_images
 from clipwise.data.source import DataSet, Source
-from clipwise.lab.study.definition import Trial
 from clipwise.lab.study.shared import check_share
+from clipwise.lab.study.trial import Trial
 from clipwise.models import MODELS, get_architecture, records_of
 from clipwise.training.execute import load_asked
 from clipwise.training.options import TrainConfig

@@ -1,49 +1,45 @@
 """A study as a TOML file: options common to all runs, a grid of options, and variants, one a line of the table.
 
-    title = "Every method on MNIST"
-    source = "DC-SGD, Table II"             # what it compares with
-    differs = "another model; 10 epochs"    # from that source
-    minutes = 40                            # on 2 cores
-    tuning_cost = "not charged"             # to epsilon; or charged, or none: nothing was tuned
-    tuning = "learning rates were chosen by test accuracy"
+title = "Every method on MNIST"
+source = "DC-SGD, Table II"             # what it compares with
+differs = "another model; 10 epochs"    # from that source
+minutes = 40                            # on 2 cores
+tuning_cost = "not charged"             # to epsilon; or charged, or none: nothing was tuned
+tuning = "learning rates were chosen by test accuracy"
 
-    [common]                                # options of `clipwise train`
-    data = "mnist"
-    [grid]                                  # every combination of these; [[grid]], twice or more: all of each
-    epsilon = [1, 3]
-    seed = [0, 1, 2]
-    [[variant]]                             # and each of these, which may override both
-    name = "fixed, C = 0.1"
-    method = "fixed"
-    method_options = { threshold = 0.1 }
-    tuning = { strategy = "grid-rdp", candidates = 10 }  # epsilon pays for this search; one candidate is run (docs/tuning.md)
-    published = { "1" = 95.1, "3" = 97.2 }  # the source's own figures in per cent, by epsilon
-    published_gap = { "1" = 9.4 }            # and its privacy cost gap (see `clipwise fairness`)
+[common]                                # options of `clipwise train`
+data = "mnist"
+[grid]                                  # every combination of these; [[grid]], twice or more: all of each
+epsilon = [1, 3]
+seed = [0, 1, 2]
+[[variant]]                             # and each of these, which may override both
+name = "fixed, C = 0.1"
+method = "fixed"
+method_options = { threshold = 0.1 }
+tuning = { strategy = "grid-rdp", candidates = 10 }  # epsilon pays for this search; one candidate is run (docs/tuning.md)
+published = { "1" = 95.1, "3" = 97.2 }  # the source's own figures in per cent, by epsilon
+published_gap = { "1" = 9.4 }            # and its privacy cost gap (see `clipwise fairness`)
 
-    [picture]                               # accuracy against an option: a line for the methods that are given it,
-    x = "threshold"                         # a level for all others
+[picture]                               # accuracy against an option: a line for the methods that are given it,
+x = "threshold"                         # a level for all others
 
-    [quick]                                 # what `--quick` changes: common, the (first) grid, and which variants
-    variants = ["fixed, C = 0.1"]
-
-A trial is known by the hash of its options, so that a study that was cut goes on where it stopped.
+[quick]                                 # what `--quick` changes: common, the (first) grid, and which variants
+variants = ["fixed, C = 0.1"]
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
-import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from clipwise import validate
+from clipwise import files, validate
+from clipwise.lab.study.trial import Trial
 from clipwise.lab.tuning.share import Share
 from clipwise.training.config import make_config
-from clipwise.training.options import TrainConfig
 from clipwise.types import BadArgument
 
 _FACTS = {"title": "", "source": "", "differs": "", "minutes": 0, "tuning_cost": "not said", "tuning": ""}
@@ -52,25 +48,6 @@ _COSTS = ("none", "charged", "not charged", "not said")
 _ABOUT = "study.json"
 NOT_CHARGED = " (SEARCH NOT CHARGED)"
 _OWN = {"name", "tuning", "published", "published_gap"}  # of a variant, beside options
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One training run of a study."""
-
-    variant: str
-    config: TrainConfig
-    published: Mapping[str, float] = field(default_factory=dict)
-    published_gap: Mapping[str, float] = field(default_factory=dict)  # privacy cost gap, for `clipwise fairness`
-    share: Share | None = None  # of its epsilon, where that pays for a search
-
-    @property
-    def id(self) -> str:
-        options = self.config.model_dump(exclude={"out", "tensorboard"}, exclude_none=True)
-        if self.share is not None:
-            options["tuning"] = asdict(self.share)
-        written = json.dumps(options, sort_keys=True, default=str)  # inf and nan read as such, which is enough here
-        return hashlib.sha256(written.encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True)
@@ -129,8 +106,8 @@ def read_study(path: Path, *, quick: bool = False, check: bool = True) -> Study:
     Without `check`, data and models are left alone, for those who only want to know what is in the file.
     """
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        values = files.parse_toml(files.read_bytes(path, most=files.MOST_CONFIG).decode())
+    except (OSError, UnicodeDecodeError, files.Malformed) as error:
         raise BadArgument(f"study={str(path)!r} cannot be read ({error}); give a TOML file, see studies/") from error
     return make_study(values, path, quick=quick, check=check)
 

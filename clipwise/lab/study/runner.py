@@ -17,8 +17,9 @@ from typing import Any
 from clipwise import __version__, validate
 from clipwise.lab.processes import side_by_side
 from clipwise.lab.results import append_line, only_one, read_results
-from clipwise.lab.study.definition import Study, Trial
+from clipwise.lab.study.definition import Study
 from clipwise.lab.study.shared import shared_plan
+from clipwise.lab.study.trial import Trial
 from clipwise.lab.tuning.share import one_of
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from clipwise.lab.study.definition import Trial
+from clipwise.lab.study.trial import Trial
 from clipwise.lab.tuning.planning import SearchPlan
 from clipwise.lab.tuning.share import Share
 from clipwise.training.options import TrainConfig

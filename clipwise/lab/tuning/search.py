@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clipwise import validate
 from clipwise.lab.tuning import make_strategy
 from clipwise.lab.tuning.candidates import Axis, Candidate, make_candidates
 from clipwise.lab.tuning.planning import SearchPlan, Size, make_search_plan
+from clipwise.lab.tuning.strategy import Strategy
 from clipwise.lab.tuning.trial import pieces
 from clipwise.training.config import make_config
 from clipwise.training.options import TrainConfig
 from clipwise.types import BadArgument
+
+if TYPE_CHECKING:
+    from clipwise.data import DataSet
 
 _HELD_OUT = 0.1
 
@@ -50,25 +54,9 @@ def prepare(
 ) -> Search:
     """Check everything and make the plan. With `samples`, `steps` and a batch size no data is read, and it cannot be run."""
     made = make_strategy(strategy, repetitions=repetitions, mean_runs=mean_runs)
-    if made.charged == uncharged:
-        raise BadArgument(
-            f"strategy={strategy!r} leaves the search out of the bill, which voids the guarantee for the choice; say "
-            "--uncharged (uncharged=True) if that is meant"
-            if uncharged is False
-            else f"uncharged=True goes with strategy='none' alone, not with {strategy!r}; leave it out"
-        )
     score = score or made.scores[0]
-    if held_out is not None and (score != "held-out" or made.parts):
-        raise BadArgument(f"held_out={held_out!r} is the share of records that score; it goes with score='held-out'")
-    held_out = validate.probability(
-        "held_out", _HELD_OUT if held_out is None else held_out, one_allowed=False, remedy="give a share such as 0.1"
-    )
-    if (public_data is None) == (strategy == "public"):
-        raise BadArgument(
-            "public_data=None: strategy 'public' searches on public data; name it, --public-data NAME"
-            if public_data is None
-            else f"public_data={public_data!r} is for strategy='public', not for {strategy!r}; leave it out"
-        )
+    held_out = _checked_share(held_out, made, score)
+    _check_strategy(made, uncharged, public_data)
     kept = {name: value for name, value in options.items() if name not in ("epsilon", "delta", "out")}
     seed = kept.get("seed")
     listed = make_candidates(kept, search, draw=draw, number=candidates, seed=seed)
@@ -85,15 +73,8 @@ def prepare(
     if public_data is not None:
         load_asked(make_config({**kept, "data": public_data}))  # refuses now what it would refuse later
     dataset = load_asked(listed[0].config)
-    if score == "public" and dataset.test is None:
-        raise BadArgument(
-            f"data={listed[0].config.data!r} has no test part to choose by; use score='held-out', which is charged"
-        )
     cuts = pieces(len(dataset.train), parts=parts, held_out=held_out) if cut else None
-    if cuts is not None and min(cuts) < 1:
-        raise BadArgument(
-            f"data={listed[0].config.data!r} has too few records for {len(cuts)} parts; search over fewer"
-        )
+    _check_data(listed[0].config.data, dataset, score, cuts)
     listed = [replace(c, config=resolve(c.config.model_copy(update={"delta": delta}), dataset)) for c in listed]
     for each in {each.config.model: each for each in listed}.values():
         make_network(each.config, dataset)  # refuses now what it would refuse later
@@ -105,8 +86,43 @@ def prepare(
     return Search(plan, public_data, cuts, seed, tested=True)
 
 
+def _check_strategy(strategy: Strategy, uncharged: bool, public_data: str | None) -> None:
+    if strategy.charged == uncharged:
+        raise BadArgument(
+            f"strategy={strategy.name!r} leaves the search out of the bill, which voids the guarantee for the choice; say "
+            "--uncharged (uncharged=True) if that is meant"
+            if uncharged is False
+            else f"uncharged=True goes with strategy='none' alone, not with {strategy.name!r}; leave it out"
+        )
+    if (public_data is None) == (strategy.name == "public"):
+        raise BadArgument(
+            "public_data=None: strategy 'public' searches on public data; name it, --public-data NAME"
+            if public_data is None
+            else f"public_data={public_data!r} is for strategy='public', not for {strategy.name!r}; leave it out"
+        )
+
+
+def _checked_share(held_out: float | None, strategy: Strategy, score: str) -> float:
+    """The share of the records that score."""
+    if held_out is not None and (score != "held-out" or strategy.parts):
+        raise BadArgument(f"held_out={held_out!r} is the share of records that score; it goes with score='held-out'")
+    share = _HELD_OUT if held_out is None else held_out
+    return validate.probability("held_out", share, one_allowed=False, remedy="give a share such as 0.1")
+
+
+def _check_data(name: str, dataset: DataSet, score: str, cuts: Sequence[int] | None) -> None:
+    if score == "public" and dataset.test is None:
+        raise BadArgument(f"data={name!r} has no test part to choose by; use score='held-out', which is charged")
+    if cuts is not None and min(cuts) < 1:
+        raise BadArgument(f"data={name!r} has too few records for {len(cuts)} parts; search over fewer")
+
+
 def size_of_run(config: TrainConfig, records: int) -> Size:
     batch, epochs = int(config.expected_batch_size or 0), int(config.epochs or 0)
+    if config.size == "private":
+        raise BadArgument(
+            "size='private': a search plans its runs by the number of records, as a public figure; leave it out"
+        )
     if batch > records:
         raise BadArgument(f"batch={batch!r} is above the {records} records that a run trains on; give a smaller one")
     return Size(records, batch, epochs * math.ceil(records / batch - 1e-9), epochs)

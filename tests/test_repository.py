@@ -1,0 +1,46 @@
+"""The repository holds together: nothing in it points outside, and what its files say of one another is so."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+TEXT = {".py", ".md", ".toml", ".cff", ".yaml", ".json", ""}
+
+
+def files():
+    """Those that git knows, or would; without git, those that lie here."""
+    try:
+        words = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+        names = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+        found = [ROOT / name for name in names]
+    except (OSError, subprocess.CalledProcessError):
+        found = [path for room in ("clipwise", "tests", "docs", "examples") for path in (ROOT / room).rglob("*")]
+    return [path for path in found if path.suffix in TEXT and path.is_file() and path != Path(__file__)]
+
+
+@pytest.mark.parametrize(
+    ("what", "pattern"),
+    [
+        ("a folder of a build machine", r"/(work|home|root|Users)/\w"),
+        ("notes that are not in the repository", r"(?<![\w/.\"])(methods|design|style|audit)\.md\b(?!\))"),
+        ("a section of such notes", r"\bA\.[124]\b|section [AFV]\b"),
+    ],
+)
+def test_nothing_points_outside(what, pattern):
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}"
+        for path in files()
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if re.search(pattern, line)
+    ]
+    assert not found, what + ":\n" + "\n".join(found)
+
+
+def test_the_build_server_finds_data_beside_the_repository():
+    """By a path that is relative to it, and only where nobody has said where data is."""
+    script = (ROOT / ".ci" / "run").read_text()
+    assert "../shared/data" in script
+    assert '[ -z "${CLIPWISE_DATA:-}" ]' in script
