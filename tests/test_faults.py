@@ -246,8 +246,8 @@ def test_f18_a_manifest_cannot_lead_out_of_its_folder(tmp_path):
     manifest = kept(tmp_path) / "manifest.json"
     known = json.loads(manifest.read_text())
     known["files"]["../../other/tensors.safetensors"] = known["files"].pop("tensors.safetensors")
-    manifest.write_text(json.dumps(known))
-    with pytest.raises(CheckpointCorrupt):
+    manifest.write_bytes(damages.sealed(known))
+    with pytest.raises(CheckpointCorrupt, match="tensors"):
         read(kept(tmp_path))
 
 
@@ -275,7 +275,7 @@ def test_f21_a_checkpoint_of_another_format_is_refused_by_name(tmp_path):
     """(Ledgers of schema 1 are read and gone on with: ledger_test.py has a golden one.)"""
     fit(tmp_path)
     manifest = kept(tmp_path) / "manifest.json"
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 99}))
+    manifest.write_bytes(damages.sealed(json.loads(manifest.read_text()) | {"format": 99}))
     with pytest.raises(CheckpointCorrupt, match="has format 99; this version reads"):
         read(kept(tmp_path))
 
@@ -365,3 +365,8 @@ def test_load_figures():
         figures, "clipwise faults --load", "here"
     )
     assert not load.Figure("slow", 4.0, "s", 3.0).reached
+    slower = [load.Block(1.0 + n / 100, 0.1, 100.0 + n) for n in range(100)]
+    more, longer, *_ = load.growth(slower, 1000, 100_000)
+    assert (more.value, more.reached, longer.reached) == (90.0, False, False)
+    busy = [load.Block(1.0 + n / 100, 0.1 + n / 1000, 100.0) for n in range(100)]  # the machine, not the run
+    assert all(figure.reached for figure in load.growth(busy, 1000, 100_000))

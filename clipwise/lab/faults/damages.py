@@ -185,6 +185,21 @@ def mixed(rig: Rig, mode: str, place: Path) -> str:
     return "an older checkpoint under the newest one's name"
 
 
+def _make_it_fit(checkpoint: Path, name: str) -> None:
+    """A manifest that vouches for the file as it is now, and for itself."""
+    content, file = (checkpoint / name).read_bytes(), checkpoint / "manifest.json"
+    manifest = json.loads(file.read_text())
+    manifest["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    file.write_bytes(sealed(manifest))
+
+
+def sealed(manifest: dict[str, Any]) -> bytes:
+    """As clipwise/checkpoint.py writes one."""
+    body = {key: value for key, value in manifest.items() if key != "sum"}
+    own = hashlib.sha256(json.dumps(body, indent=1).encode()).hexdigest()
+    return json.dumps({**body, "sum": own}, indent=1).encode()
+
+
 def rewritten(rig: Rig, mode: str, place: Path) -> str:  # noqa: ARG001
     """Another number in the newest checkpoint's state or tensors, and a manifest that fits."""
     newest = max((place / "run" / "checkpoints").glob("step-*"))
@@ -195,16 +210,14 @@ def rewritten(rig: Rig, mode: str, place: Path) -> str:  # noqa: ARG001
     else:
         content = content[:-1] + bytes([content[-1] ^ 1])
     (newest / name).write_bytes(content)
-    manifest = json.loads((newest / "manifest.json").read_text())
-    manifest["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    (newest / "manifest.json").write_text(json.dumps(manifest, indent=2))
+    _make_it_fit(newest, name)
     return f"a checkpoint with another {name} and a manifest that fits"
 
 
 def poisoned(rig: Rig, mode: str, place: Path) -> str:  # noqa: ARG001
     """A pickle, a link out of the folder, or a promise of more bytes than there are, in place of tensors."""
     newest = max((place / "run" / "checkpoints").glob("step-*"))
-    tensors, manifest = newest / "tensors.safetensors", newest / "manifest.json"
+    tensors = newest / "tensors.safetensors"
     how = rig.chance.choice(("pickle", "link", "length"))
     if how == "pickle":
         tensors.write_bytes(b"cos\nsystem\n(S'touch executed'\ntR.")  # what unpickling would run
@@ -214,10 +227,7 @@ def poisoned(rig: Rig, mode: str, place: Path) -> str:  # noqa: ARG001
     else:
         tensors.write_bytes((1 << 62).to_bytes(8, "little") + b"{}")
     if how != "link":
-        known = json.loads(manifest.read_text())
-        content = tensors.read_bytes()
-        known["files"][tensors.name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-        manifest.write_text(json.dumps(known))
+        _make_it_fit(newest, tensors.name)
     return f"a {how} in place of tensors"
 
 
