@@ -1,5 +1,6 @@
 """Studies: from a file to a table, cut and gone on, and what is refused before the first run."""
 
+import hashlib
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from clipwise.cli import app
@@ -290,3 +292,97 @@ def test_two_runners_on_one_folder_are_refused(tmp_path):
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(BadArgument, match="another study"):
             run(read_study(written(tmp_path)), tmp_path)
+
+
+# Killed anywhere, a study goes on
+
+
+ONE = """
+title = "one run"
+[common]
+data = "digits"
+model = "linear"
+epochs = 2
+epsilon = 3.0
+accountant = "rdp"
+seed = 4
+[[variant]]
+name = "fixed"
+"""
+
+
+def cut(trial, out, at):
+    """The trial's run, ended by an exception after some steps, with a checkpoint every second step."""
+    from clipwise.training import folder as run_folder
+    from clipwise.training.execute import load_asked, make_network, train_into
+    from clipwise.training.resolve import resolve
+
+    class Cut(Exception):
+        pass
+
+    def on_step(values, _):
+        if values["step"] == at:
+            raise Cut
+
+    dataset = load_asked(trial.config)
+    settings = resolve(trial.config, dataset)
+    folder = run_folder.create(str(out), dataset.name, settings.method)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as the runs of a study have, two at once on two cores: others add in another order
+    try:
+        with pytest.raises(Cut):
+            train_into(folder, settings, dataset, make_network(settings, dataset), every_steps=2, on_step=on_step)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_a_run_that_was_cut_goes_on_from_its_checkpoint_as_the_same_run(tmp_path, monkeypatch):
+    from clipwise.lab.study import runner
+
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    study = read_study(written(tmp_path, ONE))
+    (trial,) = study.trials
+    (whole,), _ = run_study(study, tmp_path / "whole", jobs=2)
+    cut(trial, tmp_path / "cut" / "runs" / trial.id, at=5)
+    assert runner._command(trial, tmp_path / "cut")[1] == "resume"
+    (again,), failures = run_study(study, tmp_path / "cut", jobs=2)
+    assert not failures
+    assert {**again, "seconds": 0} == {**whole, "seconds": 0}
+    for name in ("model.safetensors", "metrics.jsonl"):
+        found, expected = (tmp_path / folder / "runs" / trial.id / name for folder in ("cut", "whole"))
+        assert found.read_bytes() == expected.read_bytes()
+    # killed between the end of the run and its line: the line is written from the folder, and nothing runs again
+    (tmp_path / "cut" / "results.jsonl").unlink()
+    monkeypatch.setattr(runner, "side_by_side", lambda trials, *_: pytest.fail("it ran again") if trials else iter(()))
+    (told,), _ = run_study(study, tmp_path / "cut", jobs=2)
+    assert {**told, "seconds": 0} == {**whole, "seconds": 0}
+
+
+def test_a_checkpoint_that_cannot_be_used_means_to_run_again(tmp_path):
+    from clipwise.lab.study import runner
+
+    (trial,) = read_study(written(tmp_path, ONE)).trials
+    run = tmp_path / "runs" / trial.id
+    cut(trial, run, at=5)
+    for path in (run / "checkpoints").iterdir():
+        (path / "state.json").write_text("{}")
+    assert runner._command(trial, tmp_path)[1] == "train"
+    assert not run.exists()
+
+
+def test_a_run_on_a_file_is_known_by_the_content_of_the_file(tmp_path):
+    def ids(text, seed=4):
+        (tmp_path / "own.csv").write_text(text)
+        described = ONE.replace('"digits"', f'"{tmp_path}/own.csv"\nlabel = "y"').replace("seed = 4", f"seed = {seed}")
+        return [trial.id for trial in read_study(written(tmp_path, described), check=False).trials]
+
+    rows = "a,y\n" + "".join(f"{i},{i % 2}\n" for i in range(40))
+    first = ids(rows)
+    assert first == ids(rows)
+    assert first != ids(rows.replace("3,1", "4,1", 1))
+    assert first != ids(rows, seed=5)
+    # a built-in data set is known by its name: results of earlier versions keep theirs
+    (trial,) = read_study(written(tmp_path, ONE)).trials
+    options = trial.config.model_dump(exclude={"out", "tensorboard"}, exclude_none=True)
+    known = hashlib.sha256(json.dumps(options, sort_keys=True, default=str).encode()).hexdigest()[:12]
+    assert trial.id == known

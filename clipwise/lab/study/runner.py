@@ -1,8 +1,8 @@
 """Runs the trials of a study, several at once, each in a process of its own, and remembers every one that is done.
 
 `results.jsonl` gets a line the moment a trial is finished (appended and fsynced): a study that is killed goes on from
-there. A trial that was under way leaves a folder without a result; it is a seeded run, so that it is thrown away and
-run again, as the same run. Failures are remembered in `failures.jsonl` and tried again the next time.
+there. A trial that was under way goes on from its last checkpoint; where there is none, it is run again: it is seeded, so
+that both end as the same run. One that had ended, and was not yet written down, is. Failures are remembered in `failures.jsonl` and tried again the next time.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from clipwise import __version__, validate
+from clipwise.accounting import LedgerError
 from clipwise.lab.processes import side_by_side
 from clipwise.lab.results import append_line, only_one, read_results
 from clipwise.lab.study.definition import Study
 from clipwise.lab.study.shared import shared_plan
 from clipwise.lab.study.trial import Trial
 from clipwise.lab.tuning.share import one_of
+from clipwise.training.folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,12 @@ def accuracy_so_far(folder: Path, trial: Trial) -> tuple[int, float] | None:
 
 
 def _side_by_side(trials: list[Trial], folder: Path, jobs: int, watcher: Watcher) -> Iterator[Outcome]:
+    ended_before = {trial.id: result for trial in trials if (result := _result(_run_folder(trial, folder))) is not None}
+    for trial in trials:
+        if trial.id in ended_before:
+            yield _outcome(trial, ended_before[trial.id], 0.0)
+    trials = [trial for trial in trials if trial.id not in ended_before]
+
     def command(trial: Trial) -> list[str]:
         watcher.began(trial)
         return _command(trial, folder)
@@ -86,12 +94,14 @@ def _side_by_side(trials: list[Trial], folder: Path, jobs: int, watcher: Watcher
         if ended.result is None:
             yield Outcome(trial, None, ended.error, ended.seconds)
         else:
-            _config_file(trial, folder).unlink()  # the run folder has its own
+            _config_file(trial, folder).unlink(missing_ok=True)  # the run folder has its own
             yield _outcome(trial, ended.result, ended.seconds)
 
 
 def _command(trial: Trial, folder: Path) -> list[str]:
     run = _run_folder(trial, folder)
+    if _can_go_on(run):
+        return ["clipwise.cli", "resume", str(run), "--json"]
     if run.exists():
         shutil.rmtree(run)  # it has no line of results, so it never ended
     config = _config_file(trial, folder)
@@ -99,6 +109,27 @@ def _command(trial: Trial, folder: Path) -> list[str]:
     asked = trial.config if trial.share is None else one_of(shared_plan(trial))
     config.write_text(asked.to_toml(), encoding="utf-8")
     return ["clipwise.cli", "train", "--config", str(config), "--out", str(run), "--json"]
+
+
+def _result(run: Path) -> dict[str, Any] | None:
+    """Of a run that ended well."""
+    from clipwise.training.unfinished import ended
+
+    try:
+        return json.loads((run / "result.json").read_text(encoding="utf-8")) if ended(RunFolder(run)) else None
+    except (LedgerError, OSError, ValueError):
+        return None
+
+
+def _can_go_on(run: Path) -> bool:
+    """Whether it has a whole checkpoint, of this version: another one need not end as the same run."""
+    from clipwise.checkpoint import CheckpointCorrupt, Checkpoints
+
+    try:
+        kept = Checkpoints(run / "checkpoints").newest()
+    except CheckpointCorrupt:
+        return False
+    return kept is not None and kept.facts["run"].get("clipwise") == __version__
 
 
 def _run_folder(trial: Trial, folder: Path) -> Path:

@@ -1,4 +1,5 @@
-"""One training run of a study. It is known by the hash of its options, so that a study that was cut goes on where it stopped."""
+"""One training run of a study. It is known by the hash of its options, and of the file that it trains on, so that a study
+that was cut goes on where it stopped, and on other data begins anew."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
+from clipwise.lab.identity import content_of
 from clipwise.lab.tuning.share import Share
 from clipwise.training.options import TrainConfig
 
@@ -26,5 +28,7 @@ class Trial:
         options = self.config.model_dump(exclude={"out", "tensorboard"}, exclude_none=True)
         if self.share is not None:
             options["tuning"] = asdict(self.share)
+        if (content := content_of(self.config)) is not None:
+            options["content"] = content
         written = json.dumps(options, sort_keys=True, default=str)  # inf and nan read as such, which is enough here
         return hashlib.sha256(written.encode()).hexdigest()[:12]

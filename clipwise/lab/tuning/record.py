@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from clipwise.lab.identity import content_of
 from clipwise.lab.results import append_line, read_results
 from clipwise.lab.tuning.search import Search
 from clipwise.training.folder import RunFolder, finite
@@ -93,6 +94,7 @@ def place_of(search: Search, path: Path) -> Path:
 def described(search: Search) -> dict[str, Any]:
     """All that decides what is run and what it costs; it may be shown."""
     plan = search.plan
+    content = content_of(plan.candidates[0].config.model_copy(update={"seed": search.seed}))
     options = [each.config.model_dump(exclude={"out", "seed"}, exclude_none=True) for each in plan.candidates]
     return finite(
         {
@@ -104,6 +106,7 @@ def described(search: Search) -> dict[str, Any]:
             "public_data": search.public_data,
             "pieces": None if search.pieces is None else list(search.pieces),
             "seed": search.seed,
+            **({} if content is None else {"content": content}),
         }
     )
 
