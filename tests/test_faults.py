@@ -359,9 +359,9 @@ def _judged(mode):
 def test_load_figures():
     from clipwise.lab.faults import load
 
-    figures = [*load.ledger(2000, changing=True), *load.long_run(400), *load.layers(3)]
+    figures = [*load.ledger(2000, levels=2000), *load.long_run(2000), *load.layers(3)]
     assert all(np.isfinite(figure.value) for figure in figures)
-    assert "| ledger of 2,000 steps, other noise at each: read" in load.markdown(
+    assert "| ledger of 2,000 steps, 2,000 levels of noise: read" in load.markdown(
         figures, "clipwise faults --load", "here"
     )
     assert not load.Figure("slow", 4.0, "s", 3.0).reached

@@ -28,7 +28,7 @@ def faults(
     seed: Annotated[int, typer.Option(help="Of what is struck where.")] = 0,
     load: Annotated[bool, typer.Option("--load", help="A long run, a long ledger and a deep model, instead.")] = False,
     steps: Annotated[
-        int | None, typer.Option(help="Of the long run and the long ledger; 1,000,000 by default.")
+        int | None, typer.Option(help="Of the long run; 1,000,000 by default, which take an hour.")
     ] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the table, and how it was made, here.")] = None,
     as_json: output.JsonOption = False,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -96,17 +97,18 @@ def edited(rig: Rig, mode: str, place: Path) -> str:  # noqa: ARG001
     """Lines of the ledger deleted, repeated or moved; or one number changed."""
     ledger = place / "run" / "ledger.jsonl"
     lines = ledger.read_bytes().splitlines(keepends=True)
-    place_of = rig.chance.randrange(1, len(lines))
+    place_of = rig.chance.randrange(2, len(lines))
     how = rig.chance.choice(("deleted", "repeated", "moved", "changed"))
     if how == "deleted":
         del lines[place_of]
     elif how == "repeated":
         lines.insert(place_of, lines[place_of])
     elif how == "moved":
-        lines.insert(rig.chance.randrange(1, place_of + 1), lines.pop(place_of))
+        lines.insert(rig.chance.randrange(1, place_of), lines.pop(place_of))
     else:
-        lines[place_of] = lines[place_of].replace(b'"noise_multiplier":', b'"noise_multiplier":9', 1)
-        lines[place_of] = lines[place_of].replace(b'"step":', b'"step":1', 1)
+        number = rig.chance.choice(list(re.finditer(rb":(\d)", lines[place_of])))
+        other = str((int(number[1]) + rig.chance.randint(1, 9)) % 10).encode()
+        lines[place_of] = lines[place_of][: number.start(1)] + other + lines[place_of][number.end(1) :]
     ledger.write_bytes(b"".join(lines))
     return f"ledger line {place_of} {how}"
 

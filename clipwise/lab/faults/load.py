@@ -2,7 +2,9 @@
 
 The long run is `fit` itself, on the smallest model there is, with a ledger on the disk, in a process of its own. Growth of
 time compares medians of many short blocks, each in processor time and over that of a fixed piece of work right after it, so
-that other processes do not decide; growth of memory compares the resident set after the first tenth, when everything has been allocated once, with that at the end.
+that other processes decide less; the calls of functions in a step, early and late, are counted as well, which no other
+process can touch. Growth of memory compares the resident set after the first tenth, when everything has been allocated
+once, with that at the end.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ Show = Callable[[str, float], None]
 RECORDS, BATCH = 2000, 2  # 1,000 steps an epoch: the history grows by a line for a thousand steps
 _BLOCK = 1000  # steps timed together
 _LAYERS = 5000
+_LEDGER_STEPS = 1_000_000
 _LEDGER_SECONDS = 3.0
 _MEGABYTES = 50.0
 _SLOWER = 0.05  # of the last tenth against the first
@@ -49,7 +52,9 @@ class Figure:
 def measure(steps: int, show: Show = lambda *_: None) -> list[Figure]:
     figures = []
     parts = (
-        ("a long ledger", lambda: [*ledger(steps, changing=False), *ledger(steps, changing=True)]),
+        ("a long ledger", lambda: ledger(_LEDGER_STEPS, levels=1)),
+        ("a long ledger of a noise schedule", lambda: ledger(_LEDGER_STEPS, levels=1000)),
+        ("a ledger with other noise at each step", lambda: ledger(_LEDGER_STEPS // 10, levels=_LEDGER_STEPS // 10)),
         (f"{_LAYERS:,} layers", lambda: _elsewhere("layers", _LAYERS)),
         ("a long run", lambda: _elsewhere("run", steps)),
     )
@@ -76,15 +81,15 @@ def markdown(figures: Sequence[Figure], command: str, about: str) -> str:
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in cells(figures))]) + "\n"
 
 
-def ledger(steps: int, *, changing: bool) -> list[Figure]:
-    """One that a run of so many steps writes, of equal noise or of other noise at every step: read, verified, accounted for."""
+def ledger(steps: int, *, levels: int) -> list[Figure]:
+    """One that a run of so many steps writes, with so many levels of noise one after the other: read, verified, accounted
+    for. (A schedule of noise goes by epochs; a level for each step is the worst that there is, and only told.)"""
     from clipwise.accounting import Ledger, StepEvent
     from clipwise.accounting.ledger import block_of
 
     def event(step: int) -> StepEvent:
-        return StepEvent(0.001, 1.0 + step / steps if changing else 1.0)
+        return StepEvent(0.001, 1.0 + step * levels // steps / levels)
 
-    noise = "other noise at each" if changing else "equal noise"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ledger.jsonl"
         with Ledger.create(path, run={}, block=block_of(steps)) as book:
@@ -96,9 +101,9 @@ def ledger(steps: int, *, changing: bool) -> list[Figure]:
         Ledger.read(path).epsilon(1e-6, "rdp")
         read = time.perf_counter() - start
         size = path.stat().st_size / 1e6
-    what = f"ledger of {steps:,} steps, {noise}"
+    what = f"ledger of {steps:,} steps, {levels:,} {'levels' if levels > 1 else 'level'} of noise"
     return [
-        Figure(f"{what}: read, verified and accounted for", read, "s", _LEDGER_SECONDS),
+        Figure(f"{what}: read, verified, accounted for", read, "s", _LEDGER_SECONDS if levels < steps else None),
         Figure(f"{what}: its size", size, "MB"),
         Figure(f"{what}: to write, a step", written / steps * 1e6, "microseconds"),
     ]
@@ -127,16 +132,29 @@ def long_run(steps: int) -> list[Figure]:
     torch.manual_seed(0)
     x = torch.randn(RECORDS, 2)
     blocks: list[Block] = []
-    began = 0.0
+    began, calls = 0.0, [0, 0]  # of the steps that are watched, early and late
 
-    def on_step(values: dict[str, Any], _planned: int) -> None:
+    def on_step(values: dict[str, Any], planned: int) -> None:
         nonlocal began
-        if values["step"] % block == 0:
+        step = values["step"]
+        if step in (block, planned - block):
+            place = int(step > block)
+
+            def count(*_: object) -> None:
+                calls[place] += 1
+
+            sys.setprofile(count)
+            return
+        if step in (2 * block, planned):  # a block that was watched has no time
+            sys.setprofile(None)
+            began = time.process_time()
+        elif step % block == 0:
             blocks.append(Block(time.process_time() - began, _fixed_work(), _resident()))
             began = time.process_time()
 
     block = max(1, min(_BLOCK, steps // 100))
     epochs = -(-steps // (RECORDS // BATCH))
+    planned_steps = epochs * (RECORDS // BATCH)
     began = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         clipwise.fit(
@@ -151,7 +169,13 @@ def long_run(steps: int) -> list[Figure]:
             checkpoints=Path(folder) / "kept",
             on_step=on_step,
         )
-    return growth(blocks, block, epochs * (RECORDS // BATCH))
+    more = Figure(
+        f"run of {planned_steps:,} steps: calls in the last block more than in the second",
+        100 * (calls[1] / calls[0] - 1),
+        "%",
+        100 * _SLOWER,
+    )
+    return [*growth(blocks, block, planned_steps), more]
 
 
 class Block(NamedTuple):
