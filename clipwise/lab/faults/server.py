@@ -77,8 +77,8 @@ def _child(job: dict[str, Any]) -> int:
         runpy.run_module(COMMAND_LINE, run_name="__main__", alter_sys=True)
     except SystemExit as end:
         code = end.code or 0
-    with contextlib.suppress(OSError), open("visits.json", "w") as file:
-        json.dump(points.visits, file)
+    with contextlib.suppress(OSError), open("visits.json", "w") as counts:
+        json.dump(points.visits, counts)
     return code if isinstance(code, int) else 1
 
 
