@@ -171,6 +171,7 @@ class Bookkeeping:
         if records is not None and rows > 1 and self.loss.wants_witness:
             self._pass.witness = Witness(rows, records)
             self._pass.witness.start()
+            weakref.finalize(self._pass, self._pass.witness.leave)  # of a run that is given up in the middle
 
     def backward(self, losses: Tensor) -> None:
         """The backward pass of the open batch from one loss a row, whatever reduction was declared."""

@@ -167,6 +167,9 @@ class LossProof:
             yield
         except (LoopMisuse, Unsupported):
             batch.received = False  # whatever was recorded of this batch: the step will refuse it
+            if batch.witness is not None:
+                batch.witness.stop()
+                batch.witness.forget()
             raise
 
     def _proved(self, batch: Any, reached: Reached) -> list[Row]:
