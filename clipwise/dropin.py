@@ -4,12 +4,12 @@
     for epoch in range(10):
         for x, y in private.loader:
             optimizer.zero_grad()
-            loss = criterion(model(x), y)
-            loss.backward()
+            losses = criterion(model(x), y)  # reduction="none": one loss a row
+            private.backward(losses)  # or loss.backward() on their mean
             optimizer.step()
     print(private.epsilon(), private.statement().to_markdown())
 
-Model and optimizer stay the objects they were. `loss.backward()` leaves no gradient on the parameters;
+Model and optimizer stay the objects they were. The backward pass leaves no gradient on the parameters;
 `optimizer.step()` clips, sums, charges, adds noise, puts the *released* gradient on p.grad, and then takes the
 optimizer's own step.
 
@@ -27,7 +27,7 @@ from types import MethodType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
@@ -72,6 +72,11 @@ class Private:
     def epsilon(self, delta: float | None = None) -> float:
         """Epsilon so far, from the ledger; at the delta given to `attach`, or another."""
         return self.run.epsilon(delta)
+
+    def backward(self, losses: Tensor) -> None:
+        """The backward pass from one loss a row, of shape (rows,), in the place of `loss.backward()`. Clipwise sums them; that
+        each depends on its own row alone is verified. `loss_reduction` does not matter."""
+        self.run.engine.backward(losses)
 
     def statement(self) -> Statement:
         """What is guaranteed, under which assumptions, and what is not."""
@@ -217,6 +222,7 @@ def attach(
     loader: DataLoader[Any],
     *,
     loss_reduction: str = "mean",
+    loss_declared: str | None = None,
     lr_scheduler: Any = None,
     pad_to: int | None = None,
     groups: Callable[[Any], torch.Tensor] | None = None,
@@ -231,7 +237,9 @@ def attach(
 
     The loop:
         model, optimizer, loader: as they are; they are not wrapped, and `private.loader` gives batches of the same data.
-        loss_reduction: how the loss that you call backward() on combines the examples, "mean" or "sum".
+        loss_reduction: how the loss that you call backward() on combines the examples, "mean" or "sum"; that it treats
+            each alone is proved from its graph, or refused. private.backward(losses) needs none.
+        loss_declared: "row-wise" is your word for a loss that cannot be proved so; the statement quotes it (docs/losses.md).
         lr_scheduler: the one that moves the rate, so that with max_physical_batch it moves once a logical step.
         pad_to: a public length that batches of texts or series are padded or cut to, where collate pads to the longest
             record and the model does not mask padding (see `clipwise.pad_to`).
@@ -258,6 +266,7 @@ def attach(
         mechanism,
         performance,
         loss_reduction=loss_reduction,
+        loss_declared=loss_declared,
         pad_to=pad_to,
         groups=groups,
         ledger=ledger,

@@ -5,11 +5,19 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from clipwise import losses
 from clipwise.losses import LOSSES, make_loss
 from clipwise.norms.loop import assert_agrees
 from clipwise.types import BadArgument
 
-TEXTS = ["cross-entropy", "cross-entropy:weights=1/2/0.5", "focal", "focal:gamma=0.5,alpha=0.25", "focal:alpha=1/2/0.5"]
+TEXTS = [
+    "cross-entropy",
+    "cross-entropy:label_smoothing=0.1",
+    "cross-entropy:weights=1/2/0.5",
+    "focal",
+    "focal:gamma=0.5,alpha=0.25",
+    "focal:alpha=1/2/0.5",
+]
 
 
 def batch(rows=5):
@@ -24,6 +32,46 @@ def test_cross_entropy_is_torchs():
     each = F.cross_entropy(out, y, weight=weights, reduction="none")
     torch.testing.assert_close(make_loss("cross-entropy:weights=1/2/0.5").each(out, y), each)
     assert make_loss("cross-entropy:weights=1/2/0.5")(out, y) == pytest.approx(float(each.mean()))  # not torch's mean
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.7])
+def test_words_are_torchs_each_record_alone(smoothing):
+    """Every record's own mean over its words that are not padding, or their sum over a public number."""
+    generator = torch.Generator().manual_seed(0)
+    out = torch.randn(4, 3, 6, generator=generator).double()
+    y = torch.randint(0, 3, (4, 6), generator=generator)
+    y[0, 2:], y[1, 5:], y[3] = -100, -100, -100
+    options = {"label_smoothing": smoothing, "ignore_index": -100}
+    got = losses.cross_entropy(out, y, **options)
+    alone = [F.cross_entropy(out[i : i + 1], y[i : i + 1], **options) for i in range(3)]
+    torch.testing.assert_close(got, torch.stack([*alone, torch.zeros(()).double()]))
+    total = torch.stack([F.cross_entropy(out[i : i + 1], y[i : i + 1], reduction="sum", **options) for i in range(4)])
+    torch.testing.assert_close(losses.cross_entropy(out, y, divide_by=6, **options), total / 6)
+
+
+def test_any_losses_of_places_to_one_a_row():
+    values, mask = torch.arange(6.0).view(2, 3), torch.tensor([[1, 1, 0], [0, 0, 0]])
+    assert losses.per_row(values).tolist() == [1.0, 4.0]
+    assert losses.per_row(values, mask).tolist() == [0.5, 0.0]
+    assert losses.per_row(values, mask, divide_by=4).tolist() == [0.25, 0.0]
+    assert losses.per_row(values[:, 0], mask[:, 1]).tolist() == [0.0, 0.0]
+    with pytest.raises(BadArgument, match="mask of shape"):
+        losses.per_row(values, mask[:, :2])
+    with pytest.raises(BadArgument, match="divide_by=0"):
+        losses.per_row(values, divide_by=0)
+
+
+def test_weights_are_numbers():
+    out, y = batch()
+    assert losses.weights_from_priors((0.8, 0.2)) == pytest.approx((0.625, 2.5))
+    with pytest.raises(BadArgument, match="may have been counted"):
+        losses.cross_entropy(out, y, weights=torch.ones(3))
+    with pytest.raises(BadArgument, match="2 weights for 3 classes"):
+        losses.focal(out, y, alpha=(1, 2))
+    with pytest.raises(BadArgument, match=r"label_smoothing=1\.5"):
+        losses.cross_entropy(out, y, label_smoothing=1.5)
+    with pytest.raises(BadArgument, match="places"):
+        losses.cross_entropy(out, y.unsqueeze(1))
 
 
 def test_focal_by_hand():

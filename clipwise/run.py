@@ -33,7 +33,7 @@ from clipwise.checkpoint import Checkpoint, Checkpoints
 from clipwise.keystream import Key
 from clipwise.mechanism import Mechanism, Performance, chosen
 from clipwise.noise import GaussianNoise, Noise
-from clipwise.norms import Bookkeeping, PlainEngine
+from clipwise.norms import ROW_WISE, Bookkeeping, PlainEngine
 from clipwise.plans import Facts, Plan, check_delta
 from clipwise.sampling import SampledLoader, check_collate, check_loader
 from clipwise.state import Generators, Part, RunState, StepState, data_fingerprint
@@ -57,6 +57,7 @@ class Run:
         performance: Performance | None = None,
         *,
         loss_reduction: str = "mean",
+        loss_declared: str | None = None,
         pad_to: int | None = None,
         groups: Callable[[Any], Tensor] | None = None,
         ledger: str | Path | None = None,
@@ -72,6 +73,8 @@ class Run:
         mechanism, performance = chosen(mechanism, performance, options)
         self.mechanism, self.performance = mechanism, performance
         validate.choice("loss_reduction", loss_reduction, ("mean", "sum"))
+        if loss_declared is not None:
+            validate.choice("loss_declared", loss_declared, (ROW_WISE,))
         parameters = trainable_parameters(model, optimizer)
         numbers = sum(p.numel() for p in parameters.values())
         rate = float(optimizer.param_groups[0]["lr"])
@@ -85,7 +88,7 @@ class Run:
         self._data = data_fingerprint(loader.dataset, mechanism.seed)
         self._saved = None if resume is None else self._checkpoint(resume, plan, notify)
         self._fingerprint = self._of_plan(plan, parameters, optimizer, loader)
-        engine = self._engine(parameters, loss_reduction, notify)
+        engine = self._engine(parameters, loss_reduction, loss_declared, notify)
         collated = check_collate(loader, pad_to=pad_to) if plan.private else None
         book = self._open(ledger if plan.private else None, plan, books)
         self._ledger_path = ledger
@@ -110,7 +113,11 @@ class Run:
         _taken.add(model)
 
     def _engine(
-        self, parameters: Mapping[str, nn.Parameter], loss_reduction: str, notify: Callable[[str], None]
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        loss_reduction: str,
+        loss_declared: str | None,
+        notify: Callable[[str], None],
     ) -> Engine:
         if not self.mechanism.private:
             return PlainEngine(parameters, loss_reduction=loss_reduction)
@@ -123,6 +130,7 @@ class Run:
             self.model,
             parameters,
             loss_reduction=loss_reduction,
+            loss_declared=loss_declared,
             by_rule=self.mechanism.seed is not None,  # a run that is to be repeated must not depend on a clock
             generic=self.performance.engine == "generic",
             notify=remember,
@@ -381,6 +389,7 @@ class Run:
             else method.claimed_epsilon(self.state.method, plan.context, plan.delta),
             side_queries=tuple(side._asdict() for side in plan.side_queries),
             size_is_public=plan.size_is_public,
+            loss=self.engine.loss.statement() if isinstance(self.engine, Bookkeeping) else "not looked at",
             seeded=self.mechanism.seed is not None,
             ledger=self._ledger_name(),
             ledger_head=self.ledger.head if plan.private else "",

@@ -36,6 +36,7 @@ class Statement:
     claimed_epsilon: float | None = None
     side_queries: tuple[dict[str, Any], ...] = ()
     size_is_public: bool
+    loss: str = "not recorded"  # how it is known that each record's loss depends on that record alone
     seeded: bool
     ledger: str
     ledger_head: str
@@ -111,6 +112,7 @@ class Statement:
                 "size of the data set",
                 "treated as public" if self.size_is_public else "not used: rate and batch size were given",
             ),
+            ("loss of a record, from that record alone", self.loss),
             (
                 "randomness",
                 "AES-128-CTR keystream, key from "

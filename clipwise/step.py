@@ -130,16 +130,25 @@ class Stepper:
 def private_step(
     stepper: Stepper, batches: Iterable[tuple[PhysicalBatch, Any]], *, loss: Callable[[Any], Tensor]
 ) -> State:
-    """One logical step over its physical batches. `loss(records)` is a batch's loss, reduced as the engine was told.
+    """One logical step over its physical batches. `loss(records)` is one loss a row, or a loss reduced as the engine was
+    told.
 
     `clipwise.Run(...)` makes a stepper and the batches that belong to it; see docs/architecture.md.
     """
     for batch, records in batches:
         stepper.begin(batch, records)
-        loss(records).backward()
+        backward_pass(stepper.engine, loss(records))
         stepper.absorb()
     stepper.complete(stepper.optimizer.step)
     return stepper.state
+
+
+def backward_pass(engine: Engine, loss: Tensor) -> None:
+    """From one loss a row, or from a loss that was reduced as the engine was told."""
+    if loss.dim():
+        engine.backward(loss)
+    else:
+        loss.backward()
 
 
 def clip_and_sum(

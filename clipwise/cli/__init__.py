@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 from clipwise import __version__
 from clipwise.cli import (
     account,
+    audit,
     bench,
     calibrate,
     claims,
@@ -123,6 +124,7 @@ _COMMANDS = (
 for command in _COMMANDS:
     app.command()(command)
 app.add_typer(data.app, name="data")
+app.add_typer(audit.app, name="audit")
 
 
 def main() -> None:

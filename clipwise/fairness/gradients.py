@@ -32,6 +32,7 @@ from clipwise import validate
 from clipwise.clipping import Method
 from clipwise.fairness.metrics import NO_MEMBERS, Measure
 from clipwise.norms import Bookkeeping, Tape
+from clipwise.step import backward_pass
 from clipwise.types import BadArgument
 
 MOST_RECORDS = 500  # of a group: a share is then known to 2 per cent
@@ -39,7 +40,7 @@ ROWS = 256  # at once
 _VANISHING = 1e-12  # a norm so small that no method clips for its length
 _ROUNDING = 1e-9
 
-Loss = Callable[[Any, Tensor], Tensor]  # (output, target) -> the mean over the rows
+Loss = Callable[[Any, Tensor], Tensor]  # (output, target) -> one loss a row, or the mean over the rows
 
 
 class GroupGradients(NamedTuple):
@@ -136,7 +137,7 @@ def _recording(model: nn.Module, loss: Loss, device: torch.device | None) -> Ite
     def taped(batch: Any) -> Tape:
         inputs, targets = (x.to(device) for x in batch[:2])
         engine.open(len(targets))
-        loss(model(inputs), targets).backward()
+        backward_pass(engine, loss(model(inputs), targets))
         return engine.close()
 
     try:

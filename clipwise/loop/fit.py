@@ -106,6 +106,7 @@ def fit(
     *,
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
     loss: LossLike = "cross-entropy",
+    loss_declared: str | None = None,
     lr_schedule: str | LrSchedule | None = None,
     average_weights: float = 0.0,
     test: Dataset | None = None,
@@ -130,7 +131,9 @@ def fit(
     The training:
         model, train, test: the model, and data sets of (input, target).
         optimizer: a function that makes the optimizer from the parameters; SGD with momentum by default.
-        loss: the text of one (see clipwise/losses.py), or a function loss(output, target), a mean over the rows.
+        loss: the text of one (see clipwise/losses.py), or a function loss(output, target): one loss a row, or a mean over
+            the rows, which is proved to be one or refused.
+        loss_declared: see `attach`.
         lr_schedule: how the rate moves (see clipwise/loop/lr_schedules.py).
         average_weights: decay of a moving average of the weights, which is then the trained model.
         groups: for a method that treats groups apart, a function of a batch: the group (0, 1, ...) of each row.
@@ -159,6 +162,7 @@ def fit(
         DataLoader(train, batch_size=batch, shuffle=True),
         mechanism,
         performance,
+        loss_declared=loss_declared,
         groups=groups,
         ledger=ledger,
         after=tuple(release.noise_multiplier for release in after),
@@ -217,12 +221,18 @@ def _finished(run: Run, report: Reporter, statement: Statement, released: Mappin
 
 def _loss_of(model: nn.Module, loss: Callable[[Any, Tensor], Tensor]) -> Callable[[Any], Tensor]:
     device = _device(model)
+    compare = _rows_of(loss)
 
     def loss_of(batch: Any) -> Tensor:
         inputs, targets = (x.to(device) for x in batch[:2])  # the group may follow
-        return loss(model(inputs), targets)
+        return compare(model(inputs), targets)
 
     return loss_of
+
+
+def _rows_of(loss: Any) -> Callable[[Any, Tensor], Tensor]:
+    """One loss a row where it is known how; a function of the user's own as it is."""
+    return loss.each if isinstance(loss, Loss) else loss
 
 
 def _device(model: nn.Module) -> torch.device:
@@ -235,7 +245,15 @@ def _release(run: Run, train: Dataset, loss: Any, after: Sequence[AfterTraining]
     return {
         one.name: one.release(
             Trained(
-                run.model, train, loss, run.plan.method, state.method, run.ledger, run.noise, event, state.step + number
+                run.model,
+                train,
+                _rows_of(loss),
+                run.plan.method,
+                state.method,
+                run.ledger,
+                run.noise,
+                event,
+                state.step + number,
             )
         )
         for number, (one, event) in enumerate(zip(after, run.plan.after, strict=True))

@@ -22,11 +22,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from clipwise.norms.choice import Chooser
+from clipwise.norms.influence import grown
 from clipwise.norms.kernel import PER_EXAMPLE, Call, Direct, Kernel, widened_for
+from clipwise.norms.loss import LossProof, judged, mark, unwatch, watch
 from clipwise.norms.precision import exact_products
 from clipwise.norms.probe import Probe, probe
 from clipwise.norms.recording import Pass, SpreadNode, TapNode
-from clipwise.norms.reduction import contradicts, not_linear
 from clipwise.norms.refuse import refuse_mixing_layers
 from clipwise.norms.state import Watch
 from clipwise.norms.tape import Tape
@@ -47,23 +48,29 @@ class Bookkeeping:
         parameters: Mapping[str, nn.Parameter],
         *,
         loss_reduction: str,
+        loss_declared: str | None = None,
         by_rule: bool = False,
         generic: bool = False,
         notify: Callable[[str], None] = warnings.warn,
     ):
-        """`generic` runs the whole model under torch.func, for models that change shape from call to call, or for
+        """`loss_declared` is None, or "row-wise": the user's word for a loss that cannot be proved so (loss/proof.py). `generic` runs the whole model under torch.func, for models that change shape from call to call, or for
         comparison."""
         refuse_mixing_layers(model)
         self._model = model
         self._names = {id(p): name for name, p in parameters.items()}
         self._parameters = list(parameters.values())
-        self._reduction = loss_reduction
+        self.loss = LossProof(loss_reduction, loss_declared)
         self._chooser = Chooser(by_rule=by_rule, max_direct_bytes=DIRECT_BYTES)
         self._notify = notify
         self._units = [Unit("", model, None)] if generic else find_units(model, self._names)
         self._without_spreading = self._units if generic else find_units(model, self._names, spread=False)
         self._originals: dict[int, tuple[nn.Module, Callable, bool]] = {}
-        self._dummy = torch.zeros((), requires_grad=True)
+        self._dummy = self.loss.dummy = torch.zeros((), requires_grad=True)
+        self._output_shapes: dict[
+            int, list[torch.Size]
+        ] = {}  # of the model, by the rows of the batches that it was looked at with
+        self._square: list[int] = []  # arguments that are as long as the batch in both of their first dimensions
+        self._watching = False
         self._pass: Pass | None = None
         self._probing: Probe | None = None
         self._probed: set[Hashable] = set()  # layouts of inputs that the units have been settled for
@@ -97,13 +104,19 @@ class Bookkeeping:
         for p in self._parameters:
             self._hooks.append(p.register_post_accumulate_grad_hook(self._refuse_stray_gradient))
         self._replace_forwards()
+        if not self._watching:
+            watch(judged)
+            self._watching = True
 
     def remove(self) -> None:
+        if self._watching:
+            unwatch()
+            self._watching = False
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
         self._restore_forwards()
-        self._pass = None
+        self._over()
 
     def _replace_forwards(self) -> None:
         units = {id(u.module): u for u in self._units}
@@ -138,8 +151,20 @@ class Bookkeeping:
         """A physical batch of so many rows begins; what an unfinished one left is dropped. `padding`: of a batch that was
         padded to its longest record."""
         self._watch.begin_once()
-        self._pass, self._padding = Pass(rows), padding
+        self._over()
+        self._pass, self._padding = Pass(rows, self.loss), padding
         self._calls += 1
+
+    def backward(self, losses: Tensor) -> None:
+        """The backward pass of the open batch from one loss a row, whatever reduction was declared."""
+        if self._pass is None:
+            raise LoopMisuse("private.backward(losses) came without a batch of private.loader; nothing was changed")
+        self.loss.backward(self._pass, losses)
+
+    def _over(self) -> None:
+        if self._pass is not None:
+            self._pass.over = True
+        self._pass = None
 
     @property
     def received(self) -> bool:
@@ -154,14 +179,16 @@ class Bookkeeping:
                 "optimizer.step() came without a new loss.backward() on a batch of private.loader; nothing was changed. "
                 "Call loss.backward() once, then step() once, for each batch that the loader gives"
             )
-        self._pass = None
+        self._over()
         self._watch.check()
         # Taken, not copied: the user's loss keeps the graph alive, and the graph its taps, and they this pass.
         parts, done.parts = done.parts, []
         for p, total in done.shared.values():
             parts.append((Call(PER_EXAMPLE, {"shared": p}), Direct({"shared": total})))
         done.shared = {}
-        return Tape(self._parameters, parts, done.rows, scale=float(done.rows) if self._reduction == "mean" else 1.0)
+        if done.scale is None:
+            raise RuntimeError("a batch was recorded whose loss was not judged")
+        return Tape(self._parameters, parts, done.rows, scale=done.scale)
 
     # -- while recording -----------------------------------------------------------------------------------------------
 
@@ -175,9 +202,26 @@ class Bookkeeping:
             return self._model.forward(*args, **kwargs)  # the probe may have replaced the units
         outer, self._in_root = self._in_root, True
         try:
-            return original(*args, **kwargs) if unit is None else self._run_unit(unit, original, args, kwargs)
+            out = original(*args, **kwargs) if unit is None else self._run_unit(unit, original, args, kwargs)
         finally:
             self._in_root = outer
+        if not outer:
+            self._note_outputs(out, args, kwargs)
+        return out
+
+    def _note_outputs(self, out: Any, args: tuple, kwargs: dict) -> None:
+        """Where the rows are in each output: the dimension that grew from two rows to three when the model was looked at."""
+        leaves = [x for x in tree_flatten(out)[0] if isinstance(x, Tensor)]
+        if self._probing is not None:
+            n, given = self._probing.rows, tree_flatten((args, kwargs))[0]
+            if all(given[i].shape[0] == n for i in self._square):  # not the other reading of a square argument
+                self._output_shapes[n] = [x.shape for x in leaves]
+            return
+        two, three = (self._output_shapes.get(n, []) for n in (2, 3))
+        known = len(two) == len(three) == len(leaves)
+        for i, x in enumerate(leaves):
+            dim = grown(two[i], three[i]) if known else None
+            mark(x, self._pass, None if dim is None or dim < 0 or x.dim() != len(two[i]) else dim)
 
     def _is_new(self, args: tuple, kwargs: dict) -> bool:
         """One look is enough, except that what is spread broadcasts otherwise against dimensions of size 1, 2 or 3; that what
@@ -251,13 +295,16 @@ class Bookkeeping:
             current.note(call)
             if unit.spread:
                 receive = self._receiver(current, call, 0, unit.name)
-                return SpreadNode.apply(out, self._dummy, kept, receive, spread_shape(out, current.rows))
+                return _marked(
+                    SpreadNode.apply(out, self._dummy, kept, receive, spread_shape(out, current.rows)), current, 0
+                )
             if out._is_view():
                 # F.linear on three dimensions ends in a view, and autograd writes the gradient of a view that is marked
                 # dirty four times over. This alias is no view; nothing upstream keeps a layer's output.
                 out = torch.ops.aten._unsafe_view(out, out.shape)
             dim = batch_dim if rows_dim is None else rows_dim
-            return TapNode.apply(out, self._dummy, kept, self._receiver(current, call, dim, unit.name))
+            receive = self._receiver(current, call, dim, unit.name)
+            return _marked(TapNode.apply(out, self._dummy, kept, receive), current, dim)
 
         return unit.layer.forward(unit.module, tap, *args, **kwargs)
 
@@ -266,9 +313,8 @@ class Bookkeeping:
             return None
         call = Call(PER_EXAMPLE, {"parameter": p})
         current.note(call)
-        return SpreadNode.apply(
-            p.detach(), self._dummy, [], self._receiver(current, call, 0, self._names[id(p)]), shape
-        )
+        receive = self._receiver(current, call, 0, self._names[id(p)])
+        return _marked(SpreadNode.apply(p.detach(), self._dummy, [], receive, shape), current, 0)
 
     def _receiver(self, current: Pass, call: Call, dim: int, name: str) -> Callable:
         used = False
@@ -279,6 +325,9 @@ class Bookkeeping:
 
         def receive(saved: tuple[Tensor, ...], b: Tensor) -> None:
             nonlocal used
+            if current.trial is not None:
+                current.trial.look(id(receive), name, b.movedim(dim, 0))
+                return
             if used or current is not self._pass:
                 raise distrusted(
                     "loss.backward() ran twice through the same batch, or on a batch that is over; nothing was changed. "
@@ -293,15 +342,10 @@ class Bookkeeping:
                     f"layer {name!r} was run on another number of rows than the batch from private.loader has; "
                     "use each batch whole, and evaluate other data under torch.no_grad()"
                 )
-            if not current.received and (found := contradicts(self._reduction)):
+            if not current.passes:
                 raise distrusted(
-                    f"the loss is a {found} over the batch, but loss_reduction={self._reduction!r} was declared; nothing was changed. "
-                    f"Reduce the loss the way it was declared, or attach with loss_reduction={found!r}"
-                )
-            if not current.received and (function := not_linear()):
-                raise distrusted(
-                    f"backward() was called on {function} of the reduced loss, so that each example's gradient depends on all the others' "
-                    "losses; nothing was changed. Call it on a mean or a sum of each example's own loss"
+                    "a backward pass reached the model that Clipwise could not see from its beginning; nothing was changed. Start it by "
+                    "loss.backward() or private.backward(losses)"
                 )
             if current.measured_apart(call):
                 raise distrusted(
@@ -311,7 +355,7 @@ class Bookkeeping:
             used = current.received = True
             if dim:
                 b, saved = b.movedim(dim, 0), tuple(s.movedim(dim, 0) for s in saved)
-            if self._reduction == "mean" and b.dtype in (torch.float16, torch.bfloat16):
+            if current.scale != 1 and b.dtype in (torch.float16, torch.bfloat16):
                 raise distrusted(
                     "a mean over the batch in half precision: one record more would round all the others' gradients in another way; "
                     "nothing was changed. Reduce the loss by a sum, and attach with loss_reduction='sum' (steps are as long as before)"
@@ -352,6 +396,9 @@ class Bookkeeping:
             self._replace_forwards()
             return self._model(*given, **named)
 
+        leaves = tree_flatten((args, kwargs))[0]
+        both = (current.rows, current.rows)
+        self._square = [i for i, x in enumerate(leaves) if isinstance(x, Tensor) and x.shape[:2] == both]
         try:
             found = probe(
                 self._model,
@@ -380,6 +427,11 @@ class Bookkeeping:
         if message not in self._told:
             self._told.add(message)
             self._notify(message)
+
+
+def _marked(out: Tensor, current: Pass, dim: int) -> Tensor:
+    mark(out, current, dim)
+    return out
 
 
 def _dim_of_rows(unit: Unit, args: tuple, kwargs: dict, rows: int) -> int:
@@ -414,4 +466,5 @@ def _recording_forward(engine: Bookkeeping, run: Callable, unit: Unit | None, or
         return run(unit, original, args, kwargs)
 
     forward.is_recording = True  # type: ignore[attr-defined]
-    return forward
+    # A compiled graph would fold the taps away, or keep those of its first batch: what is between them may be compiled.
+    return torch.compiler.disable(forward)

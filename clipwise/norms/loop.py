@@ -24,7 +24,10 @@ def squared_output(out: Any) -> Tensor:
     """A loss that reaches every output tensor, with a different gradient at each place."""
     leaves = [x for x in torch.utils._pytree.tree_flatten(out)[0] if isinstance(x, Tensor) and x.is_floating_point()]
     return torch.stack(
-        [((x + 0.3).square() * torch.linspace(0.5, 1.5, x[0].numel()).view(x[0].shape).to(x)).sum() for x in leaves]
+        [
+            ((x + 0.3).square() * torch.linspace(0.5, 1.5, x[0].numel()).view(x[0].shape).expand_as(x).to(x)).sum()
+            for x in leaves
+        ]
     ).sum()
 
 

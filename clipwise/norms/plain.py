@@ -34,6 +34,7 @@ class PlainEngine:
         self.parameters: Sequence[nn.Parameter] = list(parameters.values())
         self._reduction = loss_reduction
         self._rows: int | None = None
+        self._summed = False  # whether the batch's losses came one a row
 
     def install(self) -> None:
         self._forget()
@@ -47,13 +48,18 @@ class PlainEngine:
 
     def open(self, rows: int, padding: Padding | None = None) -> None:  # noqa: ARG002
         self._forget()
-        self._rows = rows
+        self._rows, self._summed = rows, False
+
+    def backward(self, losses: Tensor) -> None:
+        """From one loss a row, whatever reduction was declared."""
+        self._summed = True
+        losses.sum().backward()
 
     def close(self) -> PlainTape:
         rows, self._rows = self._rows, None
         if rows is None or all(p.grad is None for p in self.parameters):
             raise LoopMisuse("optimizer.step() came without a new loss.backward() on a batch of private.loader")
-        scale = float(rows) if self._reduction == "mean" else 1.0
+        scale = float(rows) if self._reduction == "mean" and not self._summed else 1.0
         sums = [torch.zeros_like(p) if p.grad is None else p.grad * scale for p in self.parameters]
         self._forget()
         return PlainTape(sums, rows)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from clipwise.norms.kernel import Call, Part
+from clipwise.norms.loss import LossProof, Trial
 from clipwise.norms.units import spread_shape
 
 
@@ -55,8 +56,13 @@ class SpreadNode(torch.autograd.Function):
 class Pass:
     """Everything recorded for one physical batch."""
 
-    def __init__(self, rows: int):
+    def __init__(self, rows: int, proof: LossProof):
         self.rows = rows
+        self.proof = proof  # that judges the losses of this batch
+        self.passes = 0  # judged backward passes that run now: without one the taps take nothing
+        self.scale: float | None = None  # that undoes the reduction of the rows
+        self.trial: Trial | None = None  # while gradients are only looked at
+        self.over = False
         self.uses: defaultdict[int, list[slice | None]] = defaultdict(list)  # parameter id -> pieces used
         self.parts: list[tuple[Call, Part]] = []
         self.shared: dict[int, tuple[nn.Parameter, Tensor]] = {}  # per-example gradients, added over several uses

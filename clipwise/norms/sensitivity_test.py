@@ -171,7 +171,7 @@ def test_a_function_of_the_whole_loss_is_refused(function, name):
     loss = F.mse_loss(model(torch.randn(6, 4)), torch.ones(6, 1))
     with pytest.raises(LoopMisuse, match=f"backward.. was called on {name}"):
         function(loss).backward()
-    engine.open(6)  # sums and multiples of losses are fine
+    engine.open(6)  # sums of losses are fine, and multiples of row losses
     out = model(torch.randn(6, 4))
-    (0.5 * F.mse_loss(out, torch.ones(6, 1)) + F.l1_loss(out, torch.ones(6, 1)) / 3).backward()
+    (F.mse_loss(out, torch.ones(6, 1)) + (F.l1_loss(out, torch.ones(6, 1), reduction="none") / 3).mean()).backward()
     engine.close()

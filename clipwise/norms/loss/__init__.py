@@ -1,0 +1,20 @@
+"""Is the loss row-wise? Proved from the graph, verified by numbers, or declared; else refused.
+
+    roots.py     every backward pass of the process is seen before it runs, with its roots
+    marks.py     where the model's outputs and the taps of a batch stand in the graph
+    graph.py     the walk from the roots to those marks
+    rules.py     what each operation does to rows: the table
+    proof.py     the verdict, for one engine
+    rowwise.py   the same asked of the gradients themselves, on the first batch and on each new graph
+
+Guarantee: no gradient reaches a tap but from a pass whose loss is, as a function of the model's outputs, a sum (or mean)
+over the rows of one term a row, scaled as was declared; or whose user said so by name. What the graph cannot show
+(targets, masks and weights without gradient that have one row a record) is taken for data of that row.
+"""
+
+from clipwise.norms.loss.marks import mark
+from clipwise.norms.loss.proof import ROW_WISE, LossProof, judged
+from clipwise.norms.loss.roots import unwatch, watch
+from clipwise.norms.loss.rowwise import Trial
+
+__all__ = ["ROW_WISE", "LossProof", "Trial", "judged", "mark", "unwatch", "watch"]

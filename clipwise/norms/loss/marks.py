@@ -1,0 +1,33 @@
+"""Marks on the graph: where the values stand that a batch's loss is a function of.
+
+A mark is kept in the autograd node's own metadata, so that it lives exactly as long as the graph, and nothing else has to
+hold the graph.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+_KEY = "clipwise: rows"
+
+
+class Mark(NamedTuple):
+    batch: Any  # the Pass that it belongs to
+    dim: int | None  # where its rows are; None: they are not in one place
+
+
+def mark(value: Tensor, batch: Any, dim: int | None) -> None:
+    """`value` is an output of the model, or of one of its taps."""
+    node = value.grad_fn
+    if node is not None:
+        marks = node.metadata.setdefault(_KEY, {})  # type: ignore[attr-defined]
+        marks.setdefault(value.output_nr, Mark(batch, dim))  # the first is the deepest: a tap that is an output too
+
+
+def marks_of(node: Any) -> dict[int, Mark]:
+    return node.metadata.get(_KEY, _NONE)
+
+
+_NONE: dict[int, Mark] = {}

@@ -1,0 +1,289 @@
+"""The verdict on the loss of one engine's batches: proved, given row by row, declared, or refused.
+
+A pass is judged before it runs. What was proved and what was declared is remembered for the privacy statement.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import combinations
+from math import isclose, prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clipwise.norms.loss.graph import Reached, Row, reach, walk
+from clipwise.norms.loss.marks import Mark
+from clipwise.norms.loss.roots import run_unseen
+from clipwise.norms.loss.rowwise import mixing_layer
+from clipwise.norms.loss.rules import ClassWeights, Leaf, NotRowWise, Rows, Shared, Term, Unknown
+from clipwise.types import LoopMisuse, Unsupported
+
+ROW_WISE = "row-wise"  # what a user may declare of a loss
+_CLOSE = 1e-9  # numbers of Python's, multiplied and divided a few times
+_HALF = (torch.float16, torch.bfloat16)
+
+REMEDIES = (
+    "Give one loss a row to private.backward(losses) (reduction='none'); or take a loss from clipwise.losses; or, if you know that the "
+    'loss is a {reduction} of one term a row that depends on that record alone, attach(..., loss_declared="row-wise"), which the '
+    "privacy statement then quotes as your word"
+)
+
+
+@contextmanager
+def judged(roots: Sequence[Any], gradients: Sequence[Any], of_grad: bool) -> Iterator[None]:  # noqa: ARG001
+    """Around a backward pass: raises where it must not run; opens the taps of the batches that it may reach."""
+    reached = reach(roots, gradients)
+    batches = {id(m.batch): m.batch for m in reached.marks.values() if not m.batch.over}.values()
+    for batch in batches:
+        batch.proof.judge(batch, reached)
+    with _open(batches):
+        yield
+
+
+@contextmanager
+def _open(batches: Any) -> Iterator[None]:
+    for batch in batches:
+        batch.passes += 1
+    try:
+        yield
+    finally:
+        for batch in batches:
+            batch.passes -= 1
+
+
+class LossProof:
+    """`declared`: None, or ROW_WISE, the user's word."""
+
+    def __init__(self, reduction: str, declared: str | None):
+        self.reduction, self.declared = reduction, declared
+        self._numbers: dict[tuple[str, ...], tuple[float, ...]] = {}  # by the graph's signature
+        self._verified: set[tuple[str, ...]] = set()
+        self._generator = torch.Generator().manual_seed(0)  # of gradients that are sent and forgotten
+        self._forms: dict[str, None] = {}  # in order
+        self.dummy: Tensor | None = None
+
+    def judge(self, batch: Any, reached: Reached) -> None:
+        """Raises unless the pass from these roots may reach the taps of `batch`."""
+        with self._distrusting(batch):
+            if batch.rows == 1:  # the loss is this record's own, whatever it is
+                self._settle(batch, 1.0)
+                return
+            values = self._proved(batch, reached)
+            self._settle(batch, float(batch.rows) if self.reduction == "mean" else 1.0)
+            self._verify(batch, (self.reduction, *reached.signature), values)
+
+    def backward(self, batch: Any, losses: Tensor) -> None:
+        """From one loss a row: the sum of them, after a look at whether they are."""
+        with self._distrusting(batch):
+            self._refuse_shape(batch, losses)
+            reached = reach([losses], [1.0])
+            own = _own(reached, batch)
+            if not own:
+                raise LoopMisuse(
+                    "private.backward(losses): no output of the model for this batch has a part in these losses; nothing was changed"
+                )
+            self._settle(batch, 1.0)
+            if batch.rows > 1:
+                self._refuse_shared(batch, reached)
+                edge = reached.roots[0][0]
+                self._verify(batch, ("rows", *reached.signature), [Row(edge, (batch.rows,), Rows(0))])
+            self._forms["given row by row (private.backward), and verified to keep rows apart"] = None
+        with _open([batch]):
+            run_unseen(
+                (losses,), (torch.ones_like(losses),), False, False, (), allow_unreachable=True, accumulate_grad=True
+            )
+
+    def _refuse_shape(self, batch: Any, losses: Any) -> None:
+        if not isinstance(losses, Tensor) or not losses.is_floating_point() or losses.grad_fn is None:
+            what = (
+                f"a tensor of {losses.dtype} without a graph" if isinstance(losses, Tensor) else type(losses).__name__
+            )
+            raise LoopMisuse(
+                f"private.backward(losses) wants a tensor of losses made from the model's output, and got {what}; nothing was changed"
+            )
+        if losses.shape != (batch.rows,):
+            advice = "Reduce each row's own values first: losses.flatten(1).mean(1), say"
+            if losses.dim() == 0:
+                advice = "Leave the reduction to Clipwise: reduction='none' in torch's losses, or no .mean() or .sum() at the end"
+            elif losses.shape[0] != batch.rows:
+                advice = "One row a record, in the order of the batch; rows that are merged with their words: losses.view(rows, -1).mean(1)"
+            raise LoopMisuse(
+                f"private.backward(losses) wants one loss a row, of shape ({batch.rows},), and got {tuple(losses.shape)}; nothing was "
+                f"changed. {advice}"
+            )
+
+    def _refuse_shared(self, batch: Any, reached: Reached) -> None:
+        """As much as the graph tells: a loss over a figure of the whole batch keeps rows apart, and is none of theirs alone."""
+        if self.declared == ROW_WISE:
+            return
+        try:
+            if any(term.suspect for term in walk(reached, batch, batch.rows).total.terms):
+                raise Shared("a tensor that all rows share scales them, and may have been counted from the batch")
+        except Shared as problem:
+            raise self._refusal(problem) from None
+        except (NotRowWise, Unknown):
+            return  # the gradients themselves decide
+
+    @contextmanager
+    def _distrusting(self, batch: Any) -> Iterator[None]:
+        try:
+            yield
+        except (LoopMisuse, Unsupported):
+            batch.received = False  # whatever was recorded of this batch: the step will refuse it
+            raise
+
+    def _proved(self, batch: Any, reached: Reached) -> list[Row]:
+        """Where there is one value a row, for a loss that is proved or declared."""
+        try:
+            if self.reduction == "mean" and any(m.dtype in _HALF for n in reached.inside for m in n._input_metadata):
+                raise LoopMisuse(
+                    "a mean over the batch in half precision: one record more would round all the others' gradients in another way; "
+                    "nothing was changed. Reduce the loss by a sum, and attach with loss_reduction='sum' (steps are as long as before), or "
+                    "give one loss a row to private.backward(losses)"
+                )
+            found = walk(reached, batch, batch.rows)
+            numbers = self._match(found.total.terms, batch.rows)
+            self._refuse_other_numbers(reached.signature, numbers)
+        except (NotRowWise, Unknown) as problem:
+            if self.declared != ROW_WISE:
+                raise self._refusal(problem) from None
+            self._forms["declared by the user: row-wise"] = None
+            return [
+                Row(edge, tuple(edge[0]._input_metadata[edge[1]].shape), Rows(m.dim))
+                for edge, m in _own(reached, batch)
+            ]
+        self._forms[f"proved row-wise from the graph of each backward pass: a {self.reduction} over the rows"] = None
+        return found.row_values
+
+    def _settle(self, batch: Any, scale: float) -> None:
+        if batch.scale is not None and batch.scale != scale:
+            raise LoopMisuse(
+                "two backward passes through one batch reduce its rows in different ways; nothing was changed. Add the row losses, and "
+                "call private.backward(losses) once"
+            )
+        batch.scale = scale
+
+    def _verify(self, batch: Any, signature: tuple[str, ...], values: list[Row]) -> None:
+        if signature in self._verified or self.dummy is None or not values:
+            return
+        name = mixing_layer(batch, values, self.dummy, self._generator)
+        if name is not None:
+            raise LoopMisuse(
+                f"the gradient that arrives at layer {name!r} for one row depends on other rows: the loss, the model or a hook on a "
+                "gradient mixes records; nothing was changed. Each record's loss must depend on that record alone"
+            )
+        self._verified.add(signature)
+
+    # -- the scale of the reduction ------------------------------------------------------------------------------------
+
+    def _match(self, terms: Sequence[Term], rows: int) -> tuple[float, ...]:
+        """The numbers that each row's loss holds, for a total that is reduced as was declared."""
+        numbers: list[float] = []
+        smoothed: defaultdict[int, list[Term]] = defaultdict(list)
+        for term in terms:
+            own = self._matched(term, rows)
+            if own is not None:
+                numbers += own
+            elif term.tag:
+                smoothed[id(term.tag[1])].append(term)
+            else:
+                raise self._wrong_scale(term, rows)
+        for group in smoothed.values():
+            numbers += self._label_smoothing(group, rows)
+        return tuple(numbers)
+
+    def _matched(self, term: Term, rows: int) -> tuple[float, ...] | None:
+        base = 1 / rows if self.reduction == "mean" else 1.0
+        other = 1.0 if self.reduction == "mean" else 1 / rows
+        divisors = _products(term.sizes)
+        folded = abs(term.factor * term.scale)
+        for factor, numbers in ((folded, term.numbers), (abs(term.factor), (*term.numbers, term.scale))):
+            if factor != folded and term.suspect:
+                continue
+            found = _divisor(factor, base, divisors)
+            if found is None or (found != 1 and _divisor(factor, other, divisors) is not None):
+                continue
+            return numbers if found == 1 else (*numbers, float(found))
+        return None
+
+    def _label_smoothing(self, group: list[Term], rows: int) -> tuple[float, ...]:
+        """(1 - s) * nll + s / classes * (sum over the classes), of the same log-probabilities, is reduced as one loss."""
+        kinds = {t.tag[0]: t for t in group}
+        if len(group) != 2 or set(kinds) != {"nll", "all"}:
+            raise self._wrong_scale(group[0], rows)
+        nll, rest = kinds["nll"], kinds["all"]
+        classes = nll.tag[2]
+        share = abs(rest.factor * rest.scale) * classes
+        together = nll._replace(factor=abs(nll.factor) + share)
+        own = self._matched(together, rows)
+        if own is None or nll.suspect or nll.sizes != rest.sizes:
+            raise self._wrong_scale(together, rows)
+        return (*own, share / together.factor)
+
+    def _wrong_scale(self, term: Term, rows: int) -> LoopMisuse | Unknown:
+        factor = abs(term.factor * term.scale)
+        other = "sum" if self.reduction == "mean" else "mean"
+        divisors = _products(term.sizes)
+        for known in {factor, factor if term.suspect else abs(term.factor)}:
+            if _divisor(known, 1 / rows if other == "mean" else 1.0, divisors) is not None:
+                return LoopMisuse(
+                    f"the loss is a {other} over the batch, but loss_reduction={self.reduction!r} was declared; nothing was changed. "
+                    f"Reduce the loss the way it was declared, attach with loss_reduction={other!r}, or give one loss a row to "
+                    "private.backward(losses)"
+                )
+        times = factor * rows if self.reduction == "mean" else factor
+        return Unknown(
+            f"a part of it is {times:.6g} times the {self.reduction} over the batch that was declared, and whether that number depends on "
+            "the records cannot be told (a number that weighs row losses, before they are reduced, is fine)"
+        )
+
+    def _refuse_other_numbers(self, signature: tuple[str, ...], numbers: tuple[float, ...]) -> None:
+        known = self._numbers.setdefault(signature, numbers)
+        if known is numbers:
+            return
+        if len(known) != len(numbers) or not all(
+            isclose(a, b, rel_tol=_CLOSE) for a, b in zip(known, numbers, strict=True)
+        ):
+            changed = [(a, b) for a, b in zip(known, numbers, strict=False) if not isclose(a, b, rel_tol=_CLOSE)]
+            text = ", ".join(f"{a:.6g} became {b:.6g}" for a, b in changed[:3])
+            raise Unknown(
+                f"a number in it, or a length that it divides by, is not that of earlier batches ({text}): if it hangs on the records (how "
+                "many, how long), one record changes all the others' shares. Divide by a public constant, or per record"
+            )
+
+    def _refusal(self, problem: Exception) -> LoopMisuse | Unsupported:
+        if isinstance(problem, Leaf):
+            return Unsupported(f"{problem}; nothing was changed")
+        if isinstance(problem, ClassWeights):
+            sound = "clipwise.losses has class weights, ignore_index and padding in a sound form. "
+        else:
+            sound = ""
+        verb = "mixes the records" if isinstance(problem, NotRowWise) else "is not known to keep the records apart"
+        return LoopMisuse(
+            f"the loss {verb}: {problem}; nothing was changed. {sound}{REMEDIES.format(reduction=self.reduction)}"
+        )
+
+    def statement(self) -> str:
+        """What the privacy statement says of the loss."""
+        return "; ".join(self._forms) or "no backward pass was made"
+
+
+def _own(reached: Reached, batch: Any) -> list[tuple[Any, Mark]]:
+    return [
+        (edge, m)
+        for edge, m in reached.marks.items()
+        if m.batch is batch and m.dim is not None and edge[0]._input_metadata[edge[1]].shape[m.dim] == batch.rows
+    ]
+
+
+def _products(sizes: Sequence[int]) -> set[int]:
+    sizes = [size for size in sizes if size != 1]
+    return {prod(some) for n in range(len(sizes) + 1) for some in combinations(sizes, n)}
+
+
+def _divisor(factor: float, base: float, divisors: set[int]) -> int | None:
+    return next((d for d in sorted(divisors) if isclose(factor * d, base, rel_tol=_CLOSE)), None)

@@ -1,0 +1,96 @@
+"""The row-wise form asked of the gradients themselves.
+
+From the values at which there is one a row (the row losses, say) a random gradient is sent back through the rest of the
+loss and the model twice: from all rows, and from some of them (`live`). At every tap the other rows must get exactly
+nothing, and the live rows what they got before: a loss, a model or a hook that mixes rows shows in the one or in the other,
+in either direction. Rows that are not finite say nothing and hide nothing of the others.
+
+Nothing is recorded, and nothing is kept but a verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from clipwise.norms.loss.graph import Row
+from clipwise.norms.loss.roots import run_unseen
+
+# Squared lengths of the same row's gradient in two runs of the same code; only how a kernel splits its work may differ.
+TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 1e-1}
+TOLERANCE_OTHERWISE = 1e-3
+
+
+class Trial:
+    """Stands at the taps while nothing is to be recorded."""
+
+    def __init__(self, rows: int, generator: torch.Generator):
+        chosen = torch.randperm(rows, generator=generator)[: rows // 2]
+        self.live = torch.zeros(rows, dtype=torch.bool)
+        self.live[chosen] = True
+        self.all_rows = True  # of the two runs, the first
+        self.mixed: str | None = None  # the name of a layer
+        self._lengths: dict[int, Tensor] = {}
+
+    def look(self, tap: int, name: str, b: Tensor) -> None:
+        """A gradient with its rows in the first dimension arrives at a tap."""
+        live = self.live.to(b.device)
+        if self.all_rows:
+            self._lengths[tap] = _lengths(b[live])
+            return
+        before, after = self._lengths.get(tap), _lengths(b[live])
+        if b[~live].nan_to_num(0.0, 0.0, 0.0).any() or before is None or _differ(before, after, b.dtype):
+            self.mixed = name
+
+
+def mixing_layer(batch: Any, values: Sequence[Row], dummy: Tensor, generator: torch.Generator) -> str | None:
+    """The name of a layer at which rows get gradients of other rows' values; None where all keep apart. `batch` shows its
+    `trial` to its taps."""
+    trial = batch.trial = Trial(batch.rows, generator)
+    edges = tuple(GradientEdge(node, nr) for (node, nr), _, _ in values)
+    gradients = [_random(row, generator) for row in values]
+    try:
+        _send(edges, gradients, dummy)
+        trial.all_rows = False
+        kept = [_only(row, g, trial.live) for row, g in zip(values, gradients, strict=True)]
+        _send(edges, kept, dummy)
+    finally:
+        batch.trial = None
+    return trial.mixed
+
+
+def _send(edges: tuple[GradientEdge, ...], gradients: list[Tensor], dummy: Tensor) -> None:
+    # Every tap has the dummy among its inputs, so that all of them run, and no gradient goes to any parameter.
+    run_unseen(edges, tuple(gradients), True, False, (dummy,), allow_unreachable=True, accumulate_grad=False)
+
+
+def _random(row: Row, generator: torch.Generator) -> Tensor:
+    (node, nr), shape, _ = row
+    kind = node._input_metadata[nr]
+    return (0.5 + torch.rand(shape, generator=generator)).to(device=kind.device, dtype=kind.dtype)
+
+
+def _only(row: Row, gradient: Tensor, live: Tensor) -> Tensor:
+    """The gradient of the live rows; nothing from the others."""
+    where = row.rows
+    own = live.view(1, -1, 1).expand(where.outer, -1, where.inner).reshape(-1)
+    shape = [1] * gradient.dim()
+    shape[where.dim] = -1
+    return gradient.masked_fill(~own.to(gradient.device).view(shape), 0)
+
+
+def _lengths(rows: Tensor) -> Tensor:
+    return rows.detach().flatten(1).double().square().sum(1) if rows.dim() > 1 else rows.detach().double().square()
+
+
+def _differ(before: Tensor, after: Tensor, dtype: torch.dtype) -> bool:
+    finite = before.isfinite() & after.isfinite()
+    if not finite.any():
+        return False
+    before, after = before[finite], after[finite]
+    tolerance = TOLERANCE.get(dtype, TOLERANCE_OTHERWISE)
+    return bool(((before - after).abs() > tolerance * torch.maximum(before, after) + 1e-12 * before.max()).any())
