@@ -78,3 +78,30 @@ def test_every_method_is_in_the_bibliography():
         if " et al., " in method.reference:
             title = method.reference.split(" et al., ")[1].split(",")[0]
             assert title in bibliography, title
+
+
+def test_pre_commit_runs_what_the_build_server_runs():
+    """Each line of `make test` before the tests, in their order."""
+    import yaml
+
+    recipe = re.search(r"^test:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
+    made = [line.strip().replace("$(BIN)", ".venv/bin") for line in recipe.splitlines()]
+    (local,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    hooks = [" ".join([hook["entry"], *hook.get("args", [])]) for hook in local["hooks"]]
+    assert hooks == [line for line in made if "pytest" not in line]
+    assert all(not hook["pass_filenames"] for hook in local["hooks"])
+
+
+def test_releases_agree():
+    """The package is on its way to the release that the changelog has on top; what is cited is the last one."""
+    import yaml
+
+    import clipwise
+
+    titles = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    coming, last = titles[:2]
+    assert coming == f"Unreleased {clipwise.__version__.removesuffix('.dev0')}"
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert last == f"{citation['version']} ({citation['date-released']})"
+    for text in re.split(r"^## .+$", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)[1:]:
+        assert "### Privacy" in text
