@@ -13,6 +13,7 @@ TABLES = {
     "clipwise/cli/fairness.py: fairness": "the options of the command",
     "clipwise/cli/train.py: train": "the options of the command",
     "clipwise/cli/tune.py: tune": "the options of the command",
+    "clipwise/run.py: __init__": "the arguments of a run",
     "clipwise/loop/fit.py: fit": "the arguments of a training, and a line on each",
 }
 # In rooms that are being rebuilt; to be shortened there.
