@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from clipwise import losses as losses
     from clipwise.dropin import Private, attach
     from clipwise.fixing import fix
+    from clipwise.guards import detach
     from clipwise.lab.tuning.runner import tune
     from clipwise.loop.fit import fit
     from clipwise.mechanism import Mechanism, Performance
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from clipwise.run import Run
     from clipwise.sampling import pad_to
     from clipwise.step import private_step
+    from clipwise.training.verify import verify
     from clipwise.types import BadArgument, BudgetExhausted, ClipwiseError, LoopMisuse, Unsupported
 
 # Each public name and the module that it lives in; a module's own name stands for the module itself.
@@ -36,12 +38,14 @@ _HOME = {
     "Run": "clipwise.run",
     "Unsupported": "clipwise.types",
     "attach": "clipwise.dropin",
+    "detach": "clipwise.guards",
     "fit": "clipwise.loop.fit",
     "fix": "clipwise.fixing",
     "losses": "clipwise.losses",
     "pad_to": "clipwise.sampling",
     "private_step": "clipwise.step",
     "tune": "clipwise.lab.tuning.runner",
+    "verify": "clipwise.training.verify",
 }
 __all__ = [
     "BadArgument",
@@ -55,12 +59,14 @@ __all__ = [
     "Run",
     "Unsupported",
     "attach",
+    "detach",
     "fit",
     "fix",
     "losses",
     "pad_to",
     "private_step",
     "tune",
+    "verify",
 ]
 
 

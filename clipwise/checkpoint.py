@@ -69,7 +69,7 @@ class Checkpoints:
         files = {_TENSORS: save(tensors), _STATE: text}
         listed = {name: {"bytes": len(content), "sha256": durable.sha256(content)} for name, content in files.items()}
         manifest = {"format": FORMAT, "clipwise": __version__, "step": step, "facts": dict(facts), "files": listed}
-        written = json.dumps(manifest, indent=1, allow_nan=False).encode()
+        written = _sealed(manifest)
         path = self.folder / f"step-{step:08d}"
         mark(durable.sha256(written))
         if path.exists():
@@ -109,6 +109,9 @@ def read(path: Path) -> Checkpoint:
     try:
         written = _content(path / _MANIFEST, _MOST_TEXT)
         manifest = json.loads(written)
+        manifest.pop("sum", None)
+        if _sealed(manifest) != written:
+            raise CheckpointCorrupt(f"{path / _MANIFEST} is not what was written (its sum differs)")
         if manifest.get("format") != FORMAT:
             raise CheckpointCorrupt(
                 f"{path} has format {manifest.get('format')!r}; this version reads {FORMAT}: use the version that wrote it"
@@ -130,6 +133,12 @@ def read(path: Path) -> Checkpoint:
     ):
         raise CheckpointCorrupt(f"{path} says that it is step {step!r}; it was renamed or mixed with another")
     return Checkpoint(path, step, facts, state, durable.sha256(written))
+
+
+def _sealed(manifest: Mapping[str, Any]) -> bytes:
+    """The manifest as written, to the last bit: with the SHA-256 of its own content."""
+    content = json.dumps(manifest, indent=1, allow_nan=False).encode()
+    return json.dumps({**manifest, "sum": durable.sha256(content)}, indent=1, allow_nan=False).encode()
 
 
 def _content(path: Path, most: int) -> bytes:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -35,6 +36,11 @@ from clipwise.mechanism import split, takes_options
 from clipwise.run import Run
 from clipwise.statement import Statement
 from clipwise.types import BadArgument, LoopMisuse
+
+OUTSIDE = (
+    "private.outside() was used: gradients through the model that this run did not train on. What the training loop made of such "
+    "gradients of training records is not covered"
+)
 
 
 class PrivateLoader:
@@ -64,10 +70,18 @@ class Private:
         self._epochs_begun = 0
         self._scheduler = lr_scheduler
         self._warned = False
-        more = {} if lr_scheduler is None else {"scheduler": lr_scheduler}
-        run.restore(**more)
-        self._left_of_epoch = -run.state.step % len(self.loader)
-        self._install()
+        self._blocks = 0  # of `outside` that are open
+        self._plain_step: Any = None
+        self._plain_kind: type | None = None  # of the scheduler
+        run.on_close(self._uninstall)
+        try:
+            more = {} if lr_scheduler is None else {"scheduler": lr_scheduler}
+            run.restore(**more)
+            self._left_of_epoch = -run.state.step % len(self.loader)
+            self._install()
+        except BaseException:
+            run.close()
+            raise
 
     def epsilon(self, delta: float | None = None) -> float:
         """Epsilon so far, from the ledger; at the delta given to `attach`, or another."""
@@ -99,9 +113,27 @@ class Private:
 
     def detach(self) -> None:
         """Model, optimizer and scheduler as they were; the ledger is closed. May be called twice."""
-        self._uninstall()
-        self.run.stepper.drop()
         self.run.close()
+
+    @contextmanager
+    def outside(self) -> Iterator[None]:
+        """A block in which gradients through the model are not trained on: neither forward nor backward passes in it touch the
+        open batch or the parameters. For adversarial examples (gradients with respect to inputs), for a generator that
+        learns from a private discriminator, for pictures of what the model looks at.
+
+            with private.outside():
+                (direction,) = torch.autograd.grad(criterion(model(x), y), x)
+            loss = criterion(model(x + 0.1 * direction.sign()), y)
+
+        What the loop makes of such gradients of *training* records is outside the guarantee, and each record's must come from
+        that record alone (reduce by a sum, or take signs); the statement says that the block was used."""
+        self.run.note(OUTSIDE)
+        self._blocks += 1
+        try:
+            with self.run.engine.outside():
+                yield
+        finally:
+            self._blocks -= 1
 
     def __reduce__(self) -> Any:
         raise LoopMisuse(
@@ -113,8 +145,9 @@ class Private:
     # ---------------------------------------------------------------------------------------------------------
 
     def _epoch(self) -> Iterator[Any]:
-        self._epochs_begun += 1
         stepper = self.run.stepper
+        stepper.whereabouts.begin()
+        self._epochs_begun += 1
         stepper.drop()  # of an earlier loop that was left in the middle, and is still held
         per_epoch = len(self.loader)
         # What is left of an epoch that a resumed run was in the middle of; a whole one otherwise.
@@ -138,6 +171,7 @@ class Private:
         finally:
             if mine == self._epochs_begun:
                 stepper.drop()  # a loop left in the middle: what was summed of an unfinished logical batch is forgotten
+                stepper.whereabouts.end()
         if affordable < count:
             raise self.run.exhausted()
 
@@ -145,6 +179,11 @@ class Private:
     # --------------------------------------------------------------------------------------------------------
 
     def _step(self, take_step: Callable[[], Any]) -> Any:
+        self.run.stepper.whereabouts.refuse_elsewhere()
+        if self._blocks:
+            raise LoopMisuse(
+                "optimizer.step() came inside a block of private.outside(); nothing was changed. Call it after the block"
+            )
         self._refuse_changed_parameters()
         self.stepped = self.run.stepper.absorb()
         if self.stepped:
@@ -178,24 +217,24 @@ class Private:
 
     def _install(self) -> None:
         private = self
-        self.optimizer.zero_grad()
         self.run.engine.install()
-        self._plain_step = self.optimizer.step
+        plain_step = self.optimizer.step
 
         def step(optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ARG001
             value = None
             if closure is not None:
                 with torch.enable_grad():
                     value = closure()
-            private._step(private._plain_step)
+            private._step(plain_step)
             return value
 
         # A bound method, because schedulers that are made later look for its __func__; marked where one has wrapped
         # it before.
-        if getattr(self._plain_step, "_wrapped_by_lr_sched", False):
+        if getattr(plain_step, "_wrapped_by_lr_sched", False):
             step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
         self._had_own_step = "step" in self.optimizer.__dict__
         self.optimizer.step = MethodType(step, self.optimizer)  # type: ignore[method-assign]
+        self._plain_step = plain_step
         if self._scheduler is not None:
             # By a class of its own, not an attribute: schedulers save their attributes.
             kind = type(self._scheduler)
@@ -204,15 +243,19 @@ class Private:
                 return kind.step(scheduler, *args, **kwargs) if private.stepped else None
 
             self._scheduler.__class__ = type(kind.__name__, (kind,), {"step": move, "__module__": kind.__module__})
+            self._plain_kind = kind
+        self.optimizer.zero_grad()
 
     def _uninstall(self) -> None:
-        if self._had_own_step:
-            self.optimizer.step = self._plain_step  # type: ignore[method-assign]
-        else:
-            self.optimizer.__dict__.pop("step", None)
-        if self._scheduler is not None:
-            self._scheduler.__class__ = type(self._scheduler).__bases__[0]
-            self._scheduler = None
+        """Whatever of it was installed; an attach that fails late comes here too."""
+        if self._plain_step is not None:
+            if self._had_own_step:
+                self.optimizer.step = self._plain_step  # type: ignore[method-assign]
+            else:
+                self.optimizer.__dict__.pop("step", None)
+        if self._plain_kind is not None:
+            self._scheduler.__class__ = self._plain_kind
+        self._plain_step, self._plain_kind = None, None
 
 
 @takes_options
@@ -274,4 +317,12 @@ def attach(
         resume=resume,
         notify=lambda message: warnings.warn(message, stacklevel=2),
     )
-    return Private(run, optimizer, loader, lr_scheduler)
+    return _installed(run, optimizer, loader, lr_scheduler)
+
+
+def _installed(run: Run, optimizer: Optimizer, loader: DataLoader[Any], lr_scheduler: Any) -> Private:
+    try:
+        return Private(run, optimizer, loader, lr_scheduler)
+    except BaseException:
+        run.close()  # the ledger's lock, and the model, are not kept by a run that never was
+        raise

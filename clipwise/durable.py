@@ -8,6 +8,8 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from clipwise.files import open_ordinary
+
 
 def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
@@ -50,7 +52,8 @@ def sync(folder: Path) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
+    path.unlink(missing_ok=True)  # of a process that was killed; a link is removed, and never followed
+    with os.fdopen(open_ordinary(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

@@ -47,6 +47,11 @@ class Mechanism(Options):
     sample_rate: float | None = Field(
         None, description="The chance that a record joins a batch; by default expected batch size / number of records."
     )
+    size: Literal["public", "private"] = Field(
+        "public",
+        description="The number of records: public, or private (a count with noise is charged once, and the rate and the "
+        "number of steps follow from it).",
+    )
     sampling: Literal["poisson", "fixed-size"] = Field(
         "poisson", description="How batches are drawn: poisson, or fixed-size (without replacement, anew each step)."
     )
@@ -125,6 +130,19 @@ class Mechanism(Options):
         return value
 
     @model_validator(mode="after")
+    def _counted_once(self) -> Self:
+        if self.size == "private" and self.sample_rate is not None:
+            raise BadArgument(
+                f"size='private' and sample_rate={self.sample_rate!r}: the rate is what the count is for. Leave one out; with sample_rate and "
+                "expected_batch_size given, the number of records is not used at all"
+            )
+        if self.size == "private" and self.sampling == "fixed-size":
+            raise BadArgument(
+                "size='private' and sampling='fixed-size': its neighbours are data sets of one, public size; use sampling='poisson'"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _one_of_two(self) -> Self:
         if self.epsilon is not None and self.noise_multiplier is not None:
             raise BadArgument(
@@ -162,11 +180,11 @@ def make(kind: type[Kind], values: Mapping[str, Any], where: str = "the options"
         if key not in known:
             close = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
             remedy = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
-            raise BadArgument(f"{key!r} in {where} is not an option; {remedy}")
+            raise BadArgument(f"{validate.short(repr(key))} in {where} is not an option; {remedy}")
     try:
         return kind.model_validate(dict(values))
     except ValidationError as error:
-        raise BadArgument(_message(error.errors()[0])) from error
+        raise BadArgument(validate.short(_message(error.errors()[0]))) from error
 
 
 def names(kind: type[Options]) -> list[str]:

@@ -33,10 +33,31 @@ def held(devices: Iterable[torch.device] = ()) -> Iterator[None]:
 
 
 def seed_all(seed: int) -> None:
-    torch.manual_seed(seed)
+    # Not torch.manual_seed: for devices that are not there, it keeps a trace of its caller, and takes milliseconds.
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
     np.random.seed(seed)
     random.seed(seed)
 
+
+def drawn_since(seed: int) -> set[str]:
+    """Which of the generators have been drawn from since `seed_all(seed)`. They are as after it, then."""
+    now = _states()
+    seed_all(seed)
+    return {name for name, state in _states().items() if state != now[name]}
+
+
+def _states() -> dict[str, Any]:
+    states: dict[str, Any] = {"python": random.getstate(), "torch": bytes(torch.default_generator.get_state().numpy())}
+    kind, keys, *rest = np.random.get_state()
+    states["numpy"] = (kind, bytes(keys), rest)  # type: ignore[arg-type]
+    if torch.cuda.is_initialized():
+        states["cuda"] = [bytes(state.numpy()) for state in torch.cuda.get_rng_state_all()]
+    return states
+
+
+COINS = frozenset({"bernoulli", "native_dropout"})  # of a dropout
 
 # Operations whose result is random numbers, by torch's names without overload and trailing underscore.
 _SOURCES = frozenset(
@@ -72,12 +93,14 @@ class Calm(TorchDispatchMode):
     def __init__(self, *, reverse: bool = False):
         super().__init__()
         self._reverse = reverse
+        self.drawn: set[str] = set()  # which operations would have drawn
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = dict(kwargs or {})
         name = func._schema.name.removeprefix("aten::").removesuffix("_")
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
+        self.drawn.add(name)
         if name == "native_dropout":
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
         given = {a.name: value for a, value in zip(func._schema.arguments, args, strict=False)} | kwargs

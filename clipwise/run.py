@@ -13,8 +13,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import warnings
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
@@ -23,26 +23,25 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.optim import LBFGS, Optimizer
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from clipwise import __version__, plans, validate
-from clipwise.accounting import Epsilon, Ledger, epsilon, within
+from clipwise import __version__, guards, plans, validate
+from clipwise.accounting import Epsilon, Ledger, StepEvent, epsilon, within
 from clipwise.accounting.ledger import LedgerExists, block_of
-from clipwise.checkpoint import Checkpoint, Checkpoints
+from clipwise.checkpoint import Checkpoints
 from clipwise.keystream import Key
 from clipwise.mechanism import Mechanism, Performance, chosen
 from clipwise.noise import GaussianNoise, Noise
 from clipwise.norms import ROW_WISE, Bookkeeping, PlainEngine
-from clipwise.plans import Facts, Plan, check_delta
+from clipwise.plans import Counted, Facts, Plan, check_delta
 from clipwise.sampling import SampledLoader, check_collate, check_loader
 from clipwise.state import Generators, Part, RunState, StepState, data_fingerprint
 from clipwise.statement import Statement
 from clipwise.step import Engine, State, Stepper, initial_state, private_step
-from clipwise.types import BadArgument, BudgetExhausted, LoopMisuse, Unsupported
+from clipwise.types import BadArgument, BudgetExhausted, LoopMisuse
 
 _SHORT = 64  # numbers in a vector that is still worth showing
-_taken: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 class Run:
@@ -79,24 +78,47 @@ class Run:
         numbers = sum(p.numel() for p in parameters.values())
         rate = float(optimizer.param_groups[0]["lr"])
         facts = Facts(check_loader(loader), numbers, loader.batch_size, rate, after)
-        books = [Ledger.read(path) for path in earlier]
-        spent = [event for book in books for event in book.events()]
-        plan = plans.make(mechanism, facts, spent=spent)
-        _check_groups(plan, groups)
         self.model = model
         self._notes: list[str] = []
-        self._data = data_fingerprint(loader.dataset, mechanism.seed)
-        self._saved = None if resume is None else self._checkpoint(resume, plan, notify)
-        self._fingerprint = self._of_plan(plan, parameters, optimizer, loader)
         engine = self._engine(parameters, loss_reduction, loss_declared, notify)
-        collated = check_collate(loader, pad_to=pad_to) if plan.private else None
+        collated = check_collate(loader, pad_to=pad_to) if mechanism.private else None
+        books = [Ledger.read(path) for path in earlier]
+        new = ledger is not None and not os.path.lexists(ledger)
+        self._saved = None if resume is None else Checkpoints(resume).newest(notify)
+        plan, facts = self._planned(facts, ledger, books)
+        _check_groups(plan, groups)
+        self._data = data_fingerprint(loader.dataset, mechanism.seed)
+        if resume is not None:
+            self._check_resume(resume, plan)
+        self._fingerprint = self._of_plan(plan, parameters, optimizer, loader)
         book = self._open(ledger if plan.private else None, plan, books)
         self._ledger_path = ledger
-        self._goes_on = bool(book.events())  # an older ledger whose charges count
-        if self._saved is not None and book.stream == book.segment:  # steps are redone with other noise
-            plan = self._with_what_is_left(plan, facts, book, self._saved.step)
-        seed = mechanism.seed
-        key = (Key.fresh() if seed is None else Key.from_seed(seed)).derive(f"segment {book.stream}")
+        own = [] if facts.counted is None else [facts.counted.event]
+        self._goes_on = book.events() != own  # an older ledger whose charges count
+        try:
+            if self._saved is not None and book.stream == book.segment:  # steps are redone with other noise
+                plan = self._with_what_is_left(plan, facts, book, self._saved.step)
+            self._assemble(plan, engine, book, optimizer, loader, collated, groups)
+        except BaseException:  # the user's own code, say: the ledger is let go of, and a new one leaves no trace
+            book.close()
+            if new and not book.events():
+                Path(ledger).unlink(missing_ok=True)  # type: ignore[arg-type]
+            raise
+        self.parts = RunState(model=model, optimizer=optimizer, step=StepState(self.stepper), generators=Generators())
+        self._closing: list[Callable[[], None]] = []
+        self._claim = guards.Claim(model, parameters, optimizer, self.close)
+
+    def _assemble(
+        self,
+        plan: Plan,
+        engine: Engine,
+        book: Ledger,
+        optimizer: Optimizer,
+        loader: DataLoader[Any],
+        collated: Any,
+        groups: Callable[[Any], Tensor] | None,
+    ) -> None:
+        key = self._key().derive(f"segment {book.stream}")
         self.batches = SampledLoader(
             loader, plan.sampler, key, max_physical_batch=self.performance.max_physical_batch, collated=collated
         )
@@ -109,8 +131,35 @@ class Run:
             optimizer=optimizer,
             groups=groups,
         )
-        self.parts = RunState(model=model, optimizer=optimizer, step=StepState(self.stepper), generators=Generators())
-        _taken.add(model)
+
+    def _planned(self, facts: Facts, ledger: str | Path | None, books: list[Ledger]) -> tuple[Plan, Facts]:
+        """The plan, after what the books hold; where the number of records is private it is counted first."""
+        spent = [event for book in books for event in book.events()]
+        if self.mechanism.size == "private" and self.mechanism.private:
+            counted = self._count(facts.size, ledger, books)
+            facts, spent = facts._replace(counted=counted), [*spent, counted.event]
+        return plans.make(self.mechanism, facts, spent=spent), facts
+
+    def _key(self) -> Key:
+        seed = self.mechanism.seed
+        return Key.fresh() if seed is None else Key.from_seed(seed)
+
+    def _count(self, size: int, path: str | Path | None, books: list[Ledger]) -> Counted:
+        """The number of records with noise, charged before that is drawn: in the run's own ledger, or in one in memory that
+        it takes in. A run that goes on has counted before."""
+        if self._saved is not None and (known := self._saved.facts["run"].get("counted")):
+            return Counted(int(known["records"]), StepEvent(1.0, float(known["noise_multiplier"])))
+        event = plans.count_event(self.mechanism)
+        facts = {"release": "the number of records, with noise", "neighbours": "add or remove one record"}
+        if path is None:
+            books.append(book := Ledger.in_memory(run=facts))
+        else:
+            book = Ledger.open(path, run=facts) if os.path.lexists(path) else Ledger.create(path, run=facts)
+        with book:
+            book.charge(0, event, note=facts)
+            noise = GaussianNoise(self._key().derive(f"count {book.stream}"))
+            (noised,) = noise.add([torch.tensor([float(size)], dtype=torch.float64)], event.noise_multiplier, step=0)
+        return Counted(max(1, round(noised.item())), event)
 
     def _engine(
         self,
@@ -139,8 +188,8 @@ class Run:
     # -- a run that goes on
     # ----------------------------------------------------------------------------------------------
 
-    def _checkpoint(self, folder: str | Path, plan: Plan, notify: Callable[[str], None]) -> Checkpoint:
-        saved = Checkpoints(folder).newest(notify)
+    def _check_resume(self, folder: str | Path, plan: Plan) -> None:
+        saved = self._saved
         if saved is None:
             raise BadArgument(f"resume={str(folder)!r} holds no checkpoint; give the folder that the run was saved to")
         if saved.facts.get("data") != self._data:
@@ -154,7 +203,6 @@ class Run:
                     f"resume={str(folder)!r}: the run had {name}={theirs.get(name)!r}, and {mine[name]!r} is asked for; resume "
                     "with the same method, or start a new run"
                 )
-        return saved
 
     def _of_plan(
         self, plan: Plan, parameters: Mapping[str, nn.Parameter], optimizer: Optimizer, loader: DataLoader[Any]
@@ -295,11 +343,24 @@ class Run:
         self.stepper.drop()  # what a step that failed has summed
         self.close()
 
-    def close(self) -> None:
-        """Give the model back and end the ledger's segment; may be called twice."""
+    def close(self, facts: Mapping[str, Any] | None = None) -> None:
+        """Give the model back and end the ledger's segment, with public facts; may be called twice."""
         self.engine.remove()
-        self.ledger.close()
-        _taken.discard(self.model)
+        self.stepper.drop()
+        self.stepper.whereabouts.end()
+        while self._closing:
+            self._closing.pop()()
+        self._claim.give_up()
+        self.ledger.close(facts)
+
+    def on_close(self, give_back: Callable[[], None]) -> None:
+        """What else is to be given back when the run ends."""
+        self._closing.append(give_back)
+
+    def note(self, sentence: str) -> None:
+        """What the statement is to say, once."""
+        if sentence not in self._notes:
+            self._notes.append(sentence)
 
     def affordable(self, count: int) -> int:
         """How many of the next `count` steps fit into the target epsilon (all of them without a target)."""
@@ -381,7 +442,7 @@ class Run:
             sample_rate=plan.sample_rate,
             expected_batch_size=plan.expected_batch_size,
             steps=sum(event.count for event in self.ledger.events()),
-            planned_steps=None if plan.steps is None else plan.steps + len(plan.after),
+            planned_steps=None if plan.steps is None else plan.steps + len(plan.after) + (plan.counted is not None),
             noise_multiplier=plan.noise_multiplier,
             noise_schedule=self._noise_path(),
             claimed_epsilon=None
@@ -389,6 +450,7 @@ class Run:
             else method.claimed_epsilon(self.state.method, plan.context, plan.delta),
             side_queries=tuple(side._asdict() for side in plan.side_queries),
             size_is_public=plan.size_is_public,
+            size_released=_counted(plan),
             loss=self.engine.loss.statement() if isinstance(self.engine, Bookkeeping) else "not looked at",
             seeded=self.mechanism.seed is not None,
             ledger=self._ledger_name(),
@@ -441,8 +503,15 @@ def public_facts(plan: Plan) -> dict[str, Any]:
         "target_epsilon": plan.target_epsilon if plan.private else None,
         "delta": plan.delta,
         "neighbours": plan.neighbours,
+        **({} if plan.counted is None else {"counted": _counted(plan)}),
         "clipwise": __version__,
     }
+
+
+def _counted(plan: Plan) -> dict[str, Any] | None:
+    """Of a private number of records: what was released of it, and the noise that is in it."""
+    count = plan.counted
+    return None if count is None else {"records": count.records, "noise_multiplier": count.event.noise_multiplier}
 
 
 def _check_groups(plan: Plan, groups: Any) -> None:
@@ -470,12 +539,10 @@ def trainable_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, nn
         raise BadArgument(
             f"optimizer={type(optimizer).__name__} is not a torch.optim optimizer; make one on model.parameters()"
         )
-    if isinstance(optimizer, LBFGS):
-        raise Unsupported(
-            "optimizer: LBFGS evaluates the loss several times a step; use SGD, Adam or another first-order optimizer"
-        )
-    if model in _taken:
-        raise BadArgument("model: it is attached already; call detach() on the earlier run first")
+    guards.refuse_other_ranks()
+    guards.refuse_model(model)
+    guards.refuse_optimizer(optimizer)
+    guards.refuse_claimed(model)
     held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     own = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not own:

@@ -36,6 +36,7 @@ class Statement:
     claimed_epsilon: float | None = None
     side_queries: tuple[dict[str, Any], ...] = ()
     size_is_public: bool
+    size_released: dict[str, Any] | None = None  # where it is private, and was counted with noise
     loss: str = "not recorded"  # how it is known that each record's loss depends on that record alone
     seeded: bool
     ledger: str
@@ -108,10 +109,7 @@ class Statement:
             rows.append(("epsilon *claimed* by the method's paper (not a guarantee)", f"{self.claimed_epsilon:.4f}"))
         return [
             *rows,
-            (
-                "size of the data set",
-                "treated as public" if self.size_is_public else "not used: rate and batch size were given",
-            ),
+            ("size of the data set", self._size()),
             ("loss of a record, from that record alone", self.loss),
             (
                 "randomness",
@@ -123,6 +121,16 @@ class Statement:
             ("figures by group", self.figures_by_group),
             ("software", self.versions),
         ]
+
+    def _size(self) -> str:
+        if self.size_is_public:
+            return "treated as public"
+        if self.size_released is None:
+            return "not used: rate and batch size were given, and the batches of an epoch follow from the rate"
+        return (
+            f"private: a count with noise was released once, {self.size_released['records']} (noise std "
+            f"{self.size_released['noise_multiplier']:.4g}), and is charged above; rate and steps follow from it"
+        )
 
     def _but_searched(self) -> str:
         return f" (other than {', '.join(self.searched)}, whose choice epsilon covers)" if self.searched else ""

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from clipwise import guards
 from clipwise.accounting.ledger import Ledger
 from clipwise.noise import Noise
 from clipwise.norms import Bookkeeping, PlainEngine, PlainTape, Tape
@@ -73,6 +74,7 @@ class Stepper:
         self._batch: PhysicalBatch | None = None
         self._records: Any = None
         self._partial = Partial()
+        self.whereabouts = guards.Whereabouts()
 
     @property
     def waits(self) -> bool:
@@ -91,11 +93,18 @@ class Stepper:
 
     def begin(self, batch: PhysicalBatch, records: Any) -> None:
         """A physical batch begins: the engine records what the next forward and backward pass do."""
-        self.engine.open(batch.rows, batch.padding)
+        self.whereabouts.begin()
+        if batch.step != self.state.step:
+            raise LoopMisuse(
+                f"a batch that was drawn for step {batch.step} came at step {self.state.step}; nothing was changed. Go through the batches of "
+                "one loop, in order"
+            )
+        self.engine.open(batch.rows, batch.padding, records)
         self._batch, self._records = batch, records
 
     def absorb(self) -> bool:
         """The batch's norms to weights, weights to sums. True when it was the last one of its logical batch."""
+        self.whereabouts.refuse_elsewhere()
         batch, records = self._batch, self._records
         tape = self.engine.close()  # raises where there was no backward
         if batch is None:
@@ -107,6 +116,11 @@ class Stepper:
 
     def complete(self, take_step: Callable[[], Any]) -> Any:
         """Charge, noise, the method's next state, the optimizer: once a logical batch."""
+        self._release()
+        with guards.own_step():
+            return take_step()
+
+    def _release(self) -> None:
         plan, state = self.plan, self.state
         partial, self._partial = self._partial, Partial()
         charge(plan, state, self.ledger)
@@ -120,7 +134,8 @@ class Stepper:
             expected_batch_size=plan.expected_batch_size,
             learning_rate=rate,
         )
-        return take_step()
+        if plan.private:  # without privacy, backward() itself has called them
+            guards.through_hooks(self.engine.parameters)
 
     def drop(self) -> None:
         """Forget what was summed of an unfinished logical batch."""
@@ -140,6 +155,7 @@ def private_step(
         backward_pass(stepper.engine, loss(records))
         stepper.absorb()
     stepper.complete(stepper.optimizer.step)
+    stepper.whereabouts.end()
     return stepper.state
 
 

@@ -11,6 +11,10 @@ from numbers import Real
 
 from clipwise.types import BadArgument
 
+_LONGEST_PATH, _LONGEST_NAME = 4095, 255  # bytes, Linux's limits; no system allows much more
+_LONGEST = 2000  # characters of a message
+_SHOWN = 60  # characters of a value in a message
+
 
 def _number(name: str, value: object, remedy: str) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
@@ -49,6 +53,20 @@ def count(name: str, value: object, *, least: int = 1, remedy: str | None = None
     if not (math.isfinite(number) and number == int(number) and number >= least):
         raise BadArgument(f"{name}={value!r} must be a whole number of at least {least}; {remedy}")
     return int(number)
+
+
+def short(text: str) -> str:
+    """A message of a length that can be read: a value in it may be a whole file."""
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
+
+
+def path(name: str, value: str) -> str:
+    """A text that a file or folder can be called: what asks the system for another gets an error without a name."""
+    too_long = len(value.encode()) > _LONGEST_PATH or any(len(p.encode()) > _LONGEST_NAME for p in value.split("/"))
+    if "\0" in value or too_long:
+        shown = value if len(value) <= _SHOWN else f"{value[:_SHOWN]}..."
+        raise BadArgument(f"{name}={shown!r} is no name that a file can have; give a path of the usual kind")
+    return value
 
 
 def choice(name: str, value: object, allowed: Collection[str]) -> str:

@@ -23,6 +23,13 @@ def test_the_readme_example_runs(capsys):
     assert "Privacy statement" in printed
 
 
+def test_the_adversarial_loop_of_the_docs_runs():
+    (code,) = blocks(ROOT / "docs" / "loops.md")
+    names: dict = {"__name__": "loop"}
+    exec(compile(code, "loops.md", "exec"), names)
+    assert "private.outside() was used" in names["private"].statement().to_markdown()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):

@@ -1,6 +1,7 @@
 """The drop-in API as users meet it: the same loop, the same objects, and nothing released but noised sums."""
 
 import copy
+import fcntl
 import math
 import warnings
 
@@ -11,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
 
 import clipwise
-from clipwise.accounting import LedgerError
+from clipwise.accounting import Ledger, LedgerError
 from clipwise.noise import GaussianNoise
 from clipwise.types import BadArgument, BudgetExhausted, LoopMisuse, Unsupported
 
@@ -537,6 +538,38 @@ def test_noise_is_fresh_on_resume_even_with_a_seed(tmp_path):
     assert not torch.isin(released[0], released[1]).any()
 
 
+def test_a_cell_that_is_run_again_goes_on_with_the_ledger(tmp_path):
+    """Nobody called detach: the earlier run is closed when the later one asks for its file, and can no longer step."""
+    path = tmp_path / "ledger.jsonl"
+    first = attach(ledger=path)
+    step_once(first)
+    second = attach(ledger=path)
+    assert second.epsilon() == first.epsilon() > 0
+    with pytest.raises(LedgerError, match="opened again in this process"):
+        step_once(first)
+    step_once(second)
+    second.detach()
+    assert sum(event.count for event in Ledger.read(path).events()) == 2
+
+
+@pytest.mark.parametrize("late", ["clipwise.run.Stepper", "clipwise.dropin.Private"])
+def test_an_attach_that_fails_late_leaves_ledger_and_model_free(tmp_path, monkeypatch, late):
+    path, model = tmp_path / "ledger.jsonl", network()
+
+    def fail(*_, **__):
+        raise BadArgument("too late")
+
+    monkeypatch.setattr(late, fail)
+    with pytest.raises(BadArgument, match="too late") as kept:  # as a notebook keeps the last traceback
+        attach(model, ledger=path)
+    monkeypatch.undo()
+    if path.exists():  # a new ledger without a charge may be gone
+        with path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    attach(model, ledger=path).detach()
+    del kept
+
+
 def test_a_method_that_can_not_start_leaves_no_ledger(tmp_path):
     path = tmp_path / "ledger.jsonl"
     with pytest.raises(BadArgument, match="epochs"):
@@ -568,6 +601,7 @@ def test_a_method_that_can_not_start_leaves_no_ledger(tmp_path):
         ({"method": "unknown"}, "method='unknown'"),
         ({"colour": "red"}, "colour='red'"),
         ({"loss_reduction": "none"}, "loss_reduction='none'"),
+        ({"loss_declared": "mean"}, "loss_declared='mean'"),
         ({"max_physical_batch": 0}, "max_physical_batch=0"),
         ({"accountant": "gdp"}, "accountant='gdp'"),
         ({"sample_rate": 1.5}, r"sample_rate=1\.5"),
@@ -667,13 +701,17 @@ def test_a_buffer_that_the_loop_writes_records_into_stops_it():
     model = network()
     model.register_buffer("centre", torch.zeros(CLASSES))
     private = attach(model)
-    with pytest.raises(LoopMisuse, match="'centre'"):
+
+    def loop():
         for x, y in private.loader:
             private.optimizer.zero_grad()
             out = model(x)
             F.cross_entropy(out, y).backward()
             private.optimizer.step()
             model.centre.lerp_(out.detach().mean(0), 0.1)
+
+    with pytest.raises(LoopMisuse, match="'centre'"):
+        loop()
     assert sum(event.count for event in private.run.ledger.events()) == 1
     private.detach()
     private = attach(model)
@@ -829,7 +867,7 @@ def test_a_run_cannot_be_copied():
 def test_a_fork_draws_no_noise(monkeypatch):
     private = attach()
     monkeypatch.setattr("clipwise.noise.gaussian.os.getpid", lambda: -1)
-    with pytest.raises(LedgerError, match="forked child"):
+    with pytest.raises(LoopMisuse, match="another process"):
         train(private)
 
 

@@ -22,10 +22,10 @@ STAGES = ("sampling", "norms", "clipping", "noise", "optim", "accounting")
 # A room (a module or a package directly in clipwise, or in clipwise/lab) may import rooms of the lines above its own,
 # none of its own line and none below.
 LAYERS = (
-    ("types",),
+    ("types", "files"),
     ("validate",),
-    ("keystream", "schedules", "named_text", "locks", "files", "durable", "randomness", "statement", "fixing"),
-    ("mechanism", "checkpoint"),
+    ("keystream", "schedules", "named_text", "locks", "durable", "randomness", "statement", "fixing"),
+    ("mechanism", "checkpoint", "guards"),
     STAGES,
     ("plans",),
     ("step",),

@@ -31,7 +31,8 @@ def test_npz_is_split_once_and_for_all(tmp_path):
     arrays = some(100)
     path = save(tmp_path / "a.npz", **arrays)
     first, second = load(path), load(path)
-    assert (len(first.train), len(first.test), first.classes, first.shape) == (80, 20, 2, (3,))
+    assert (len(first.train) + len(first.test), first.classes, first.shape) == (100, 2, (3,))
+    assert 8 <= len(first.test) <= 32  # a fifth, give or take three standard deviations
     assert first.train.tensors[0].equal(second.train.tensors[0])
     both = np.concatenate([first.train.tensors[0], first.test.tensors[0]])
     assert sorted(both.tolist()) == sorted(arrays["x"].tolist())
@@ -219,3 +220,62 @@ def test_not_a_data_set(tmp_path):
     ]:
         with pytest.raises(BadArgument, match=message):
             load(name, **options)
+
+
+def sides(dataset):
+    """Which records are on which side, by their content."""
+    return [{tuple(row) for row in part.tensors[0].tolist()} for part in (dataset.train, dataset.test)]
+
+
+@pytest.mark.parametrize("kind", ["npz", "csv"])
+def test_one_record_more_moves_no_other_between_train_and_test(tmp_path, kind):
+    """Neighbouring files must have neighbouring training parts: under a permutation of all, 171 of 1,000 changed sides."""
+    rows = np.random.RandomState(0).rand(1001, 3).astype(np.float32)
+    labels = np.arange(1001) % 2
+    where = []
+    for name, keep in (("all", slice(0, 1001)), ("less", slice(1, 1001))):
+        path = tmp_path / f"{name}.{kind}"
+        if kind == "npz":
+            save(path, x=rows[keep], y=labels[keep])
+        else:
+            lines = (f"{a},{b},{c},{y}" for (a, b, c), y in zip(rows[keep].tolist(), labels[keep], strict=True))
+            text(path, "a,b,c,y\n" + "\n".join(lines) + "\n")
+        where.append(sides(load(str(path), label="y" if kind == "csv" else None)))
+    (train, test), (fewer, tested) = where
+    assert len(train - fewer) + len(test - tested) == 1
+    assert not fewer - train
+    assert not tested - test
+    assert 160 <= len(test) <= 240  # a fifth of 1,001, give or take three standard deviations
+
+
+def test_equal_records_go_the_same_way_in_any_order_and_scale(tmp_path):
+    arrays = some(200)
+    twice = {name: np.concatenate([values, values[::-1]]) for name, values in arrays.items()}
+    once, both = load(save(tmp_path / "a.npz", **arrays)), load(save(tmp_path / "b.npz", **twice))
+    assert sides(once) == sides(both)
+    assert not set.intersection(*sides(both))
+    assert (len(both.train), len(both.test)) == (2 * len(once.train), 2 * len(once.test))
+    scaled = load(save(tmp_path / "c.npz", **arrays), ranges={"*": [0.0, 2.0]})
+    assert (scaled.train.tensors[0] * 2).allclose(once.train.tensors[0])
+
+
+def test_the_share_that_is_held_out_is_as_asked(tmp_path):
+    path = save(tmp_path / "a.npz", **some(2000))
+    shares = [len(load(path, test_fraction=share).test) / 2000 for share in (0.01, 0.2, 0.5, 0.9)]
+    assert shares == pytest.approx([0.01, 0.2, 0.5, 0.9], abs=0.035)
+    assert "hash of its own content" in " ".join(load(path).notes)
+
+
+def test_a_file_of_one_record_said_over_and_over_has_nothing_to_train_on(tmp_path):
+    path = save(tmp_path / "a.npz", x=np.zeros((20, 3)), y=np.zeros(20, int))
+    with pytest.raises(BadArgument, match="every record was held out"):
+        load(path, test_fraction=0.999999)
+    assert load(path, test_fraction=1e-9).test is None
+
+
+def test_the_number_of_classes_is_stated_or_said_to_be_read_off(tmp_path):
+    path = save(tmp_path / "a.npz", **some(40))
+    assert any("read off the labels" in note for note in load(path).notes)
+    stated = load(path, classes=5)
+    assert stated.classes == 5
+    assert not any("classes" in note for note in stated.notes)

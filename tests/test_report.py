@@ -25,9 +25,9 @@ def answer(*words):
     return json.loads(result.stdout)
 
 
-def refused(*words):
+def refused(*words, code=2):
     result = run(*words, "--json")
-    assert result.exit_code == 2, result.output
+    assert result.exit_code == code, result.output
     return json.loads(result.stdout)["error"]
 
 
@@ -45,6 +45,21 @@ def trained(tmp_path_factory):
 @pytest.fixture
 def folder(trained, tmp_path):
     return Path(shutil.copytree(trained, tmp_path / "a run"))
+
+
+def make_old(folder):
+    """As version 0.1 left it, without privacy: nothing vouches for the files."""
+    result = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps({**result, "private": False}))
+    (folder / "manifest.json").unlink()
+    (folder / "ledger.jsonl").unlink()
+
+
+def make_unfinished(folder):
+    """As a kill before the end leaves it: the ledger is not closed, and there is no manifest."""
+    ledger = folder / "ledger.jsonl"
+    ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:-1]))
+    (folder / "manifest.json").unlink()
 
 
 @pytest.fixture
@@ -172,6 +187,7 @@ NASTY = "</title></style><script>document.title='hit'</script><img src=x onerror
 
 
 def make_nasty(folder):
+    make_old(folder)
     line = {"step": 1, NASTY: 1.0, "note": NASTY, "list": [1, 2], "epsilon": 1.0}
     (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n" + json.dumps({**line, "step": 2}) + "\n")
     (folder / "config.toml").write_text(f"data = {json.dumps(NASTY)}\nmodel = {json.dumps(NASTY)}\nepsilon = inf\n")
@@ -211,6 +227,7 @@ def test_nasty_text_is_escaped_without_a_browser(folder):
 
 
 def test_a_failed_run_is_reported_as_far_as_it_came(folder):
+    make_unfinished(folder)
     for name in ("metrics.jsonl", "path.jsonl", "statement.md", "model.safetensors"):
         (folder / name).unlink()
     steps = json.loads((folder / "result.json").read_text())
@@ -242,21 +259,36 @@ def test_without_privacy_the_page_says_so(tmp_path):
 
 
 @pytest.mark.usefixtures("quick_pictures")
-def test_a_ledger_that_does_not_fit_is_shown_as_a_problem(folder):
+def test_a_ledger_that_does_not_fit_is_refused(folder):
     ledger = folder / "ledger.jsonl"
     whole = ledger.read_text()
     ledger.write_text(whole.replace('"sample_rate":0.3', '"sample_rate":0.2', 1))
-    (problem,) = answer("report", folder)["problems"]
-    assert "ledger does not pass" in problem
-    assert "ledger does not pass" in (folder / "report.html").read_text()
+    assert "ledger does not pass" in refused("report", folder, code=1)
     ledger.write_text(whole)
     result = json.loads((folder / "result.json").read_text())
     (folder / "result.json").write_text(json.dumps({**result, "steps": 2}))
-    (problem,) = answer("report", folder)["problems"]
-    assert "states 2 steps" in problem
+    assert "result.json is not what the run wrote" in refused("report", folder, code=1)
+    (folder / "manifest.json").unlink()
     ledger.unlink()
+    assert "ledger.jsonl is missing" in refused("report", folder, code=1)
+    assert not (folder / "report.html").exists()
+
+
+@pytest.mark.usefixtures("quick_pictures")
+def test_a_run_of_version_0_1_is_reported_with_a_note(folder):
+    make_old(folder)
     (problem,) = answer("report", folder)["problems"]
-    assert "ledger is missing" in problem
+    assert "Not verified" in problem
+    assert "version 0.1" in problem
+    assert "Not verified" in (folder / "report.html").read_text()
+    golden = Path(__file__).parent / "golden" / "ledger-0.1.jsonl"
+    shutil.copy(golden, folder / "ledger.jsonl")
+    (folder / "statement.md").unlink()
+    problems = answer("report", folder)["problems"]
+    assert any("Not verified" in problem for problem in problems)
+    assert any("ledger charges 22" in problem for problem in problems)
+    (folder / "ledger.jsonl").write_bytes(golden.read_bytes().replace(b"1.5", b"9.5", 1))
+    assert "does not pass" in refused("report", folder, code=1)
 
 
 @pytest.mark.parametrize(
@@ -271,6 +303,7 @@ def test_a_ledger_that_does_not_fit_is_shown_as_a_problem(folder):
     ],
 )
 def test_a_damaged_file_is_refused_by_name(folder, name, content, message):
+    make_old(folder)
     (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     error = refused("report", folder)
     assert message in error

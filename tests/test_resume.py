@@ -389,7 +389,7 @@ def test_every_flipped_byte_is_found(tmp_path):
 
 
 def test_links_pickles_and_mixed_files_are_refused(tmp_path):
-    from clipwise.checkpoint import read
+    from clipwise.checkpoint import _sealed, read
 
     path = kept(tmp_path)
     tensors = path / "tensors.safetensors"
@@ -409,6 +409,10 @@ def test_links_pickles_and_mixed_files_are_refused(tmp_path):
         "sha256": hashlib.sha256(tensors.read_bytes()).hexdigest(),
     }
     (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointCorrupt, match="sum differs"):
+        read(path)
+    del manifest["sum"]
+    (path / "manifest.json").write_bytes(_sealed(manifest))  # as whoever knows the format can
     with pytest.raises(CheckpointCorrupt, match="cannot be read"):
         read(path)
     path.rename(path.with_name("step-00000099"))

@@ -22,6 +22,7 @@ from clipwise.lab.tuning.runner import finish
 from clipwise.lab.tuning.search import prepare
 from clipwise.lab.tuning.trial import Part, Spec, count_errors, pieces, run_trial
 from clipwise.statement import shown_epsilon
+from clipwise.training.verify import RunTampered
 from clipwise.types import BadArgument, ClipwiseError
 
 OPTIONS = {"data": "digits", "model": "linear", "epochs": 1, "batch": 256}
@@ -175,6 +176,12 @@ def test_public_search_charges_one_run(in_process, tmp_path):
     events = Ledger.read(tmp_path / "out" / "ledger.jsonl").events()
     assert epsilon(events, tuned.plan.delta).value == pytest.approx(tuned.plan.epsilon_total, rel=1e-9)
     assert "public data (digits)" in tuned.statement.tuning
+    verified = clipwise.verify(tmp_path / "out")
+    assert (verified.finished, verified.epsilon) == (True, tuned.plan.epsilon_total)
+    assert {"plan.json", "run_manifest.json", "model.safetensors", "result.json"} <= set(verified.files)
+    (tmp_path / "out" / "model.safetensors").write_bytes(b"other weights")
+    with pytest.raises(RunTampered, match=r"model\.safetensors"):
+        clipwise.verify(tmp_path / "out")
     assert tuned.result["chosen"] == {"lr": 0.5}
 
 

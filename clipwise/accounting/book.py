@@ -27,7 +27,7 @@ from clipwise.types import ClipwiseError
 
 SCHEMA = 2  # of the lines; a change that older versions cannot read counts it up
 LARGEST_NOISE = 1e6  # beyond this a multiplier is a typing error or an attack, not a training run
-_KINDS: dict[str, type[Event]] = {"poisson": StepEvent, "fixed size": FixedSizeEvent}
+_KINDS: dict[str, type[Event]] = {"poisson": StepEvent, "fixed-size": FixedSizeEvent}
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 _COST = {"sample_rate", "noise_multiplier"}
 _FIELDS: dict[int, dict[str, set[str]]] = {
@@ -109,6 +109,7 @@ class Mark:
 class Segment:
     number: int
     run: dict[str, Any]  # public facts
+    schema: int = SCHEMA
     plan: str | None = None  # fingerprint of all that a redo must share
     stream: int = 0  # number of the segment whose noise this one draws
     redone: tuple[Run, ...] = ()  # what the stream held when this segment began, from its first step on
@@ -236,7 +237,7 @@ class Book:
         if type(segment) is not int or segment != len(self.segments) or not same_run:
             raise LedgerTampered("opens a segment that does not belong here")
         streams = self.streams(reserved=True)
-        following = Segment(segment, run, stream=segment)
+        following = Segment(segment, run, schema, stream=segment)
         if schema > 1:
             self._enter_plan(following, record, streams)
             for entry in _entries("after", record["after"]):

@@ -6,6 +6,7 @@ functions, so that `clipwise account` and `clipwise --help` answer at once.
 
 from __future__ import annotations
 
+import errno
 import sys
 import traceback
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from clipwise.cli import (
     claims,
     data,
     fairness,
+    fuzz,
     ledger,
     methods,
     models,
@@ -34,6 +36,7 @@ from clipwise.cli import (
     study,
     train,
     tune,
+    verify,
 )
 from clipwise.types import ClipwiseError
 
@@ -84,6 +87,8 @@ def _explain(error: BaseException) -> tuple[int, str, str]:
         return error.exit_code, type(error).__name__, str(error)
     if isinstance(error, _UsageError):
         return 2, "BadArgument", f"{error.format_message()} (see --help)"  # type: ignore[attr-defined]
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return 2, "BadArgument", f"{str(error.filename)[:60]!r}... is longer than a file's name can be; give another"
     return 1, type(error).__name__, f"{error} (this was not expected; --debug shows where it happened)"
 
 
@@ -112,6 +117,7 @@ _COMMANDS = (
     account.account,
     calibrate.calibrate,
     ledger.ledger,
+    verify.verify,
     plot_schedule.plot_schedule,
     bench.bench,
     claims.claims,
@@ -120,6 +126,7 @@ _COMMANDS = (
     study.study,
     tune.tune,
     fairness.fairness,
+    fuzz.fuzz,
 )
 for command in _COMMANDS:
     app.command()(command)

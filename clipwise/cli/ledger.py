@@ -79,10 +79,12 @@ def _ledger_file(run: Path) -> tuple[Path, str | None]:
     """The ledger, and the line that the folder's statement, or the result of a run that failed, says it contains."""
     if run.is_dir():
         from clipwise.lab.report.run_record import anchor
+        from clipwise.training.verify import read_ledger
 
         file = run / "ledger.jsonl"
         if not file.is_file():
             raise BadArgument(f"run={str(run)!r} holds no ledger.jsonl; name a run folder or a ledger file")
+        read_ledger(run)  # of a run that has ended, the last line must be there
         return file, anchor(run)
     if not run.is_file():
         raise BadArgument(f"run={str(run)!r} does not exist; name a run folder or a ledger file")

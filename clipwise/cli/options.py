@@ -9,6 +9,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 import typer
 
+from clipwise.files import Malformed, number
 from clipwise.mechanism import ordered
 from clipwise.training.options import TrainConfig
 
@@ -36,8 +37,20 @@ def takes_run_options(
 def _parameter(name: str, help: str | None) -> inspect.Parameter:
     field = TrainConfig.model_fields[name]
     kind, flag = _type(field.annotation), f"--{(field.serialization_alias or name).replace('_', '-')}"
-    annotation = Annotated[kind | None, typer.Option(flag, help=help or field.description)]  # type: ignore[valid-type]
+    real: dict[str, Any] = {"parser": _real, "metavar": "FLOAT"} if kind is float else {}
+    option = typer.Option(flag, help=help or field.description, **real)
+    annotation = Annotated[kind | None, option]  # type: ignore[valid-type]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _real(text: str) -> float:
+    """As written: `--epsilon 1e400` must not train without privacy."""
+    try:
+        return number(text)
+    except Malformed as error:
+        raise typer.BadParameter(str(error)) from error
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is not a valid float.") from error
 
 
 def _type(annotation: Any) -> type:

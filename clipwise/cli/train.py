@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from clipwise.cli import output
 from clipwise.cli.options import takes_run_options
+from clipwise.files import Malformed, parse_json
 from clipwise.statement import shown_epsilon
 from clipwise.training.options import TrainConfig
 from clipwise.types import BadArgument
@@ -153,8 +153,8 @@ def parse_option(text: str) -> tuple[str, Any]:
     if not equals:
         raise BadArgument(f"--method-option {text!r} has no value; write it as NAME=VALUE")
     try:
-        return name, json.loads(value)  # numbers, true, false, lists; anything else is text
-    except json.JSONDecodeError:
+        return name, parse_json(value)  # numbers, true, false, lists; anything else is text
+    except Malformed:
         return name, value
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import os
 import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -17,6 +16,8 @@ import numpy as np
 
 from clipwise.data.lines import bounded
 from clipwise.data.source import Array, Recipe, Split, checked
+from clipwise.data.split import held_out_share
+from clipwise.files import is_ordinary
 from clipwise.types import BadArgument
 
 _MOST_CLASSES = 1000  # when their number is read off the labels: a column of ids is not a label
@@ -30,9 +31,9 @@ def read_own(
     path: Path, label: str | None, classes: int | None, ranges: Ranges, test_fraction: float
 ) -> tuple[Split, Split | None, int, tuple[str, ...], tuple[str, ...]]:
     """Train split, test split, number of classes, names of the columns, and notes for the report."""
-    if not path.is_file():
+    if not is_ordinary(path):
         raise BadArgument(
-            f"data={str(path)!r} is not a file; give the path of a .npz or .csv file, or a name from `clipwise data`"
+            f"data={str(path)[-200:]!r} is not a file; give the path of a .npz or .csv file, or a name from `clipwise data`"
         )
     notes: list[str] = []
     if path.suffix.lower() == ".csv":
@@ -58,8 +59,10 @@ def read_own(
                 "store both alike"
             )
     else:
-        train, test = _split(train, test_fraction)
-        notes.append(f"test split: {test_fraction:g} of the file's records, drawn at random without looking at them")
+        train, test = _split(path, train, parts[0], test_fraction)
+        notes.append(
+            f"test split: about {test_fraction:g} of the file's records, each held out or not by a hash of its own content"
+        )
     return train, test, classes, tuple(columns or ()), tuple(dict.fromkeys(notes))
 
 
@@ -76,18 +79,13 @@ def _read_npz(path: Path) -> list[tuple[Array, Array]]:
         _refuse_above_memory(path)
         with np.load(path, allow_pickle=False) as file:  # a pickle could run code
             arrays = {name: file[name] for name in ("x", "y", "x_test", "y_test") if name in file.files}
+        if odd := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
+            raise ValueError(f"{odd[0]} is not an array")  # numpy hands out bytes where a member has no header
     except BadArgument:
         raise
     except (
-        OSError,
-        EOFError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        MemoryError,
-        zlib.error,
-        zipfile.BadZipFile,
-    ) as error:
+        Exception
+    ) as error:  # zip, zlib, ast and numpy all have errors of their own for a file that is none of theirs
         raise BadArgument(
             f"{path} cannot be read as a .npz file of plain arrays ({error}); make one with "
             "numpy.savez(path, x=..., y=...), with numbers and no objects in it"
@@ -172,12 +170,20 @@ def _column(path: Path, name: str, values: Sequence[str]) -> Array:
         ) from error
 
 
-def _split(whole: Split, test_fraction: float) -> tuple[Split, Split | None]:
-    """A part to train on and, if any, a part to test on; the same for the same file, whatever the run's seed."""
-    order = np.random.RandomState(0).permutation(len(whole.y))  # numpy froze this generator's stream
-    held_out = min(round(len(order) * test_fraction), len(order) - 1)  # one record at least stays to train on
-    test, train = order[:held_out], order[held_out:]
-    return Split(whole.x[train], whole.y[train]), Split(whole.x[test], whole.y[test]) if held_out else None
+def _split(
+    path: Path, whole: Split, as_stored: tuple[Array, Array], test_fraction: float
+) -> tuple[Split, Split | None]:
+    """A part to train on and, if any, a part to test on; the same for the same file, whatever the run's options. A record
+    goes by its content as it is stored, before any scaling."""
+    x, y = as_stored
+    test = held_out_share((row.tobytes() + label.tobytes() for row, label in zip(x, y, strict=True)), test_fraction)
+    if test.all():
+        raise BadArgument(
+            f"{path}: every record was held out for testing, each by a hash of its content (equal records go the same way); give more "
+            "records, or test_fraction=0 and x_test, y_test of your own"
+        )
+    train = ~test
+    return Split(whole.x[train], whole.y[train]), Split(whole.x[test], whole.y[test]) if test.any() else None
 
 
 def _count_classes(path: Path, labels: Sequence[Array]) -> int:

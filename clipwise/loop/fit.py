@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -17,7 +18,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from clipwise import validate
-from clipwise.accounting import Event, Ledger
+from clipwise.accounting import Event, Ledger, LedgerError
 from clipwise.clipping import METHODS, Method
 from clipwise.loop.averaging import WeightAverage, check_decay
 from clipwise.loop.evaluation import accuracy, check_class_targets, mean_loss
@@ -121,6 +122,7 @@ def fit(
     performance: Performance | None = None,
     on_epoch: Callable[[dict[str, Any]], None] | None = None,
     on_step: Callable[[dict[str, Any], int], None] | None = None,
+    on_end: Callable[[Fit], Mapping[str, Any]] | None = None,
     **options: Any,
 ) -> Fit:
     """Train privately, to a target epsilon or with a given noise multiplier; epsilon=inf trains without privacy, for
@@ -146,6 +148,7 @@ def fit(
         mechanism, performance: the options below, each as one value.
         on_epoch: gets each line of the history.
         on_step: gets the public values of each step, and the number of steps planned.
+        on_end: gets the finished run before its ledger is closed; what it returns goes into the closing line.
     """
     mechanism, performance = chosen(mechanism, performance, options)
     epochs = validate.count("epochs", mechanism.epochs)
@@ -170,16 +173,16 @@ def fit(
         resume=resume,
         notify=lambda message: warnings.warn(message, stacklevel=2),
     )
-    average = WeightAverage(model.parameters(), average_weights)
-    report = Reporter(model, made, test, loss, on_epoch, on_step, average)
-    model.train()
-    per_epoch = run.plan.steps_per_epoch
-    rates = rate_schedule.start(
-        made, epochs=epochs, steps_per_epoch=per_epoch, higher_is_better=report.higher_is_better
-    )
-    keeper = make_keeper(checkpoints, run)
-    run.engine.install()
     try:
+        average = WeightAverage(model.parameters(), average_weights)
+        report = Reporter(model, made, test, loss, on_epoch, on_step, average)
+        model.train()
+        per_epoch = run.plan.steps_per_epoch
+        rates = rate_schedule.start(
+            made, epochs=epochs, steps_per_epoch=per_epoch, higher_is_better=report.higher_is_better
+        )
+        keeper = make_keeper(checkpoints, run)
+        run.engine.install()
         run.restore(average=average, rates=rates, report=report, **(parts or {}))
         keeper.begin()
         for epoch in range(1 + run.state.step // per_epoch, epochs + 1):
@@ -200,17 +203,20 @@ def fit(
             keeper.after_step()
         average.finish()
         run.engine.remove()
-        released = _release(run, train, loss, after)
-    finally:
-        run.close()
-    return _finished(run, report, _with_notes(run.statement(), loss, rate_schedule), released)
+        done = _finished(run, report, _release(run, train, loss, after), (loss, rate_schedule))
+        run.close(on_end(done) if on_end else None)
+    except BaseException:
+        with suppress(LedgerError):  # on a full disk, say: the first error is the one to show
+            run.close()
+        raise
+    return done
 
 
-def _finished(run: Run, report: Reporter, statement: Statement, released: Mapping[str, Any]) -> Fit:
+def _finished(run: Run, report: Reporter, released: Mapping[str, Any], noted: tuple[Any, LrSchedule]) -> Fit:
     return Fit(
         run.model,
         report.history,
-        statement,
+        _with_notes(run.statement(), *noted),
         report.accuracy,
         released=released,
         method=run.plan.method if run.plan.private else None,

@@ -13,7 +13,9 @@ or an error was raised. A gradient that reaches a parameter past the taps is ref
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Mapping
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from types import MethodType
 from typing import Any
 
@@ -24,14 +26,24 @@ from torch.utils._pytree import tree_flatten
 from clipwise.norms.choice import Chooser
 from clipwise.norms.influence import grown
 from clipwise.norms.kernel import PER_EXAMPLE, Call, Direct, Kernel, widened_for
-from clipwise.norms.loss import LossProof, judged, mark, unwatch, watch
+from clipwise.norms.loss import LossProof, Witness, judged, mark, unwatch, watch
 from clipwise.norms.precision import exact_products
 from clipwise.norms.probe import Probe, probe
 from clipwise.norms.recording import Pass, SpreadNode, TapNode
 from clipwise.norms.refuse import refuse_mixing_layers
 from clipwise.norms.state import Watch
 from clipwise.norms.tape import Tape
-from clipwise.norms.units import Unit, find_units, run_generic, signature, spread_shape, swapped, tensor_shapes
+from clipwise.norms.units import (
+    Unit,
+    find_units,
+    run_generic,
+    signature,
+    spread_shape,
+    swapped,
+    tensor_shapes,
+    untrained,
+)
+from clipwise.norms.unreleased import HeldBack
 from clipwise.types import LoopMisuse, Padding, Unsupported
 
 # A layer and physical batch: beyond it gradients are not stored where there is a choice. glibc takes larger blocks from
@@ -70,7 +82,7 @@ class Bookkeeping:
             int, list[torch.Size]
         ] = {}  # of the model, by the rows of the batches that it was looked at with
         self._square: list[int] = []  # arguments that are as long as the batch in both of their first dimensions
-        self._watching = False
+        self._unwatch: Callable[[], Any] | None = None
         self._pass: Pass | None = None
         self._probing: Probe | None = None
         self._probed: set[Hashable] = set()  # layouts of inputs that the units have been settled for
@@ -79,10 +91,12 @@ class Bookkeeping:
         self._padding: Padding | None = None  # of the open batch
         self._padding_probed = False
         self._watch = Watch(model, self._names)
-        self._counts = False  # whether the model changes a number or a buffer of its own from call to call
+        self._varies = False  # whether the model changes a number or a buffer of its own from call to call, or draws
         self._calls = self._looked_at = 0  # private batches so far; that at the last look
         self._told: set[str] = set()
         self._in_root = False
+        self._outside = 0  # blocks of `outside` that are open
+        self._held_back = HeldBack(self._parameters, self._names)
         self._hooks: list[Any] = []
 
     @property
@@ -102,16 +116,16 @@ class Bookkeeping:
 
     def install(self) -> None:
         for p in self._parameters:
-            self._hooks.append(p.register_post_accumulate_grad_hook(self._refuse_stray_gradient))
+            self._hooks.append(p.register_hook(self._stray_hook(p)))  # autograd.grad meets it too
         self._replace_forwards()
-        if not self._watching:
+        if self._unwatch is None:
             watch(judged)
-            self._watching = True
+            self._unwatch = weakref.finalize(self, unwatch)  # of a run that is dropped without a word, too
 
     def remove(self) -> None:
-        if self._watching:
-            unwatch()
-            self._watching = False
+        if self._unwatch is not None:
+            self._unwatch()
+            self._unwatch = None
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -147,13 +161,16 @@ class Bookkeeping:
     def end_epoch(self) -> None:
         self._watch.end()
 
-    def open(self, rows: int, padding: Padding | None = None) -> None:
+    def open(self, rows: int, padding: Padding | None = None, records: Any = None) -> None:
         """A physical batch of so many rows begins; what an unfinished one left is dropped. `padding`: of a batch that was
-        padded to its longest record."""
+        padded to its longest record. What the loop does with the `records` of the first one is followed (loss/witness.py)."""
         self._watch.begin_once()
         self._over()
         self._pass, self._padding = Pass(rows, self.loss), padding
         self._calls += 1
+        if records is not None and rows > 1 and self.loss.wants_witness:
+            self._pass.witness = Witness(rows, records)
+            self._pass.witness.start()
 
     def backward(self, losses: Tensor) -> None:
         """The backward pass of the open batch from one loss a row, whatever reduction was declared."""
@@ -164,7 +181,20 @@ class Bookkeeping:
     def _over(self) -> None:
         if self._pass is not None:
             self._pass.over = True
+            if self._pass.witness is not None:
+                self._pass.witness.leave()
         self._pass = None
+        self._held_back.clear()
+
+    @contextmanager
+    def outside(self) -> Iterator[None]:
+        """Passes in this block are none of the open batch's: no parameter takes a gradient from them."""
+        self._outside += 1
+        try:
+            with untrained(self._parameters):
+                yield
+        finally:
+            self._outside -= 1
 
     @property
     def received(self) -> bool:
@@ -179,6 +209,7 @@ class Bookkeeping:
                 "optimizer.step() came without a new loss.backward() on a batch of private.loader; nothing was changed. "
                 "Call loss.backward() once, then step() once, for each batch that the loader gives"
             )
+        self._held_back.take()
         self._over()
         self._watch.check()
         # Taken, not copied: the user's loss keeps the graph alive, and the graph its taps, and they this pass.
@@ -193,6 +224,17 @@ class Bookkeeping:
     # -- while recording -----------------------------------------------------------------------------------------------
 
     def _run_root(self, unit: Unit | None, original: Callable, args: tuple, kwargs: dict) -> Any:
+        witness = None if self._pass is None or self._in_root else self._pass.witness
+        if witness is None:
+            return self._run_model(unit, original, args, kwargs)
+        witness.pause((args, kwargs), lost=bool(self._outside))
+        out = self._run_model(unit, original, args, kwargs)
+        witness.go_on([] if self._outside else self._outputs_with_rows(out))
+        return out
+
+    def _run_model(self, unit: Unit | None, original: Callable, args: tuple, kwargs: dict) -> Any:
+        if self._outside:
+            return self._run_outside(original, args, kwargs)
         if self._pass is None and self._probing is None:
             return original(*args, **kwargs)  # no private batch is open: any backward will be refused at the parameters
         if self._probing is None and self._is_new(args, kwargs):
@@ -217,19 +259,42 @@ class Bookkeeping:
             if all(given[i].shape[0] == n for i in self._square):  # not the other reading of a square argument
                 self._output_shapes[n] = [x.shape for x in leaves]
             return
+        for x, dim in self._with_rows(leaves):
+            mark(x, self._pass, dim)
+
+    def _with_rows(self, leaves: list[Tensor]) -> list[tuple[Tensor, int | None]]:
         two, three = (self._output_shapes.get(n, []) for n in (2, 3))
-        known = len(two) == len(three) == len(leaves)
-        for i, x in enumerate(leaves):
-            dim = grown(two[i], three[i]) if known else None
-            mark(x, self._pass, None if dim is None or dim < 0 or x.dim() != len(two[i]) else dim)
+        if not len(two) == len(three) == len(leaves):
+            return [(x, None) for x in leaves]
+        dims = [grown(a, b) if x.dim() == len(a) else None for x, a, b in zip(leaves, two, three, strict=True)]
+        return [(x, None if dim is None or dim < 0 else dim) for x, dim in zip(leaves, dims, strict=True)]
+
+    def _outputs_with_rows(self, out: Any) -> list[tuple[Tensor, int]]:
+        leaves = [x for x in tree_flatten(out)[0] if isinstance(x, Tensor)]
+        return [(x, dim) for x, dim in self._with_rows(leaves) if dim is not None]
+
+    def _run_outside(self, original: Callable, args: tuple, kwargs: dict) -> Any:
+        def refuse_late(_: Tensor) -> None:
+            if not self._outside:
+                raise LoopMisuse(
+                    "backward() came after the block of private.outside() in which the model was called; nothing was changed. Call it inside the "
+                    "block, too"
+                )
+
+        out = original(*args, **kwargs)
+        for x in tree_flatten(out)[0]:
+            if isinstance(x, Tensor) and x.requires_grad:
+                # A checkpoint that is run again later would take the open batch for its own.
+                x.register_hook(refuse_late)
+        return out
 
     def _is_new(self, args: tuple, kwargs: dict) -> bool:
         """One look is enough, except that what is spread broadcasts otherwise against dimensions of size 1, 2 or 3; that what
         runs generically must know each of its arguments; that padding is looked at where there is some; and that a model
-        which counts its calls may do something else later: it is looked at again at the 2nd, 4th, 8th ... batch."""
+        which counts its calls, or draws, may do something else later: it is looked at again at the 2nd, 4th, 8th ... batch."""
         if self._modes() not in self._probed_modes or (self._padding is not None and not self._padding_probed):
             return True
-        if self._counts and self._calls > self._looked_at and self._calls & (self._calls - 1) == 0:
+        if self._varies and self._calls > self._looked_at and self._calls & (self._calls - 1) == 0:
             return True
         if any(u.is_generic for u in self._units) and signature(args, kwargs) != self._probed_as:
             return True
@@ -251,6 +316,8 @@ class Bookkeeping:
             )
 
     def _run_unit(self, unit: Unit, original: Callable, args: tuple, kwargs: dict) -> Any:
+        if self._outside:
+            return self._run_outside(original, args, kwargs)
         kwargs = dict(sorted(kwargs.items()))
         if self._probing is not None:
             return self._probing.run(unit, original, args, kwargs)
@@ -331,11 +398,19 @@ class Bookkeeping:
             if used or current is not self._pass:
                 raise distrusted(
                     "loss.backward() ran twice through the same batch, or on a batch that is over; nothing was changed. "
-                    "Call it once for each batch that the loader gives"
+                    "Call it once for each batch that the loader gives; gradients that are not trained on (adversarial examples) belong into "
+                    "a block of private.outside()"
+                )
+            if self._outside:
+                raise distrusted(
+                    "backward() in a block of private.outside() went through a call of the model that came before the block; nothing was changed. "
+                    "Call the model inside the block, too"
                 )
             if torch.is_grad_enabled():
                 raise distrusted(
-                    "backward(create_graph=True) would differentiate through clipping; call loss.backward() without it"
+                    "backward(create_graph=True), which a gradient penalty needs, would differentiate through clipping; call loss.backward() without "
+                    "it. Instead of a penalty, clamp the weights after optimizer.step() under torch.no_grad(), which costs no privacy; second "
+                    "derivatives that are not trained on belong into a block of private.outside()"
                 )
             if b.shape[dim] != current.rows:
                 raise distrusted(
@@ -350,8 +425,11 @@ class Bookkeeping:
             if current.measured_apart(call):
                 raise distrusted(
                     "the batch went through the model and loss.backward() twice before optimizer.step(); nothing was changed. Add the "
-                    "losses and call backward() once"
+                    "losses and call backward() once; gradients that are not trained on (adversarial examples) belong into a block of "
+                    "private.outside()"
                 )
+            if not current.received:
+                self._held_back.put()
             used = current.received = True
             if dim:
                 b, saved = b.movedim(dim, 0), tuple(s.movedim(dim, 0) for s in saved)
@@ -372,14 +450,23 @@ class Bookkeeping:
 
         return receive
 
+    def _stray_hook(self, p: nn.Parameter) -> Callable[[Tensor | None], None]:
+        def hook(gradient: Tensor | None) -> None:
+            if gradient is not None and self._probing is None:  # the probe looks for such gradients itself
+                self._refuse_stray_gradient(p)
+
+        hook.of_the_engine = True  # type: ignore[attr-defined]  # none of the user's, which see released gradients
+        return hook
+
     def _refuse_stray_gradient(self, p: nn.Parameter) -> None:
-        p.grad = None  # a raw gradient: nobody may see it
+        p.grad = None  # not even the last step's, which it would have been added to
         if self._pass is not None:
             self._pass.received = False
         raise Unsupported(
             f"parameter {self._names.get(id(p), '?')!r} got a gradient past its layer: it is used outside the model's forward (a weight "
             "penalty in the loss?) or the backward pass ran on data that did not come from private.loader. Use the optimizer's "
-            "weight_decay for penalties, torch.no_grad() for other data"
+            "weight_decay for penalties, torch.no_grad() for other data, and a block of private.outside() for gradients that are not "
+            "trained on"
         )
 
     # -- the first batch
@@ -411,8 +498,9 @@ class Bookkeeping:
                 attempt,
                 self._tell,
                 self._padding,
+                self._calls,
             )
-            self._units, self._counts, self._looked_at = found.units, self._counts or found.counts, self._calls
+            self._units, self._varies, self._looked_at = found.units, self._varies or found.varies, self._calls
             self._watch.may_move |= found.may_move
             self._padding_probed |= self._padding is not None
             self._probed.add(self._layout(args, kwargs))

@@ -245,6 +245,57 @@ class MixupByNumpy(Model):
         return 0.7 * x + 0.3 * x[np.random.permutation(len(x))]
 
 
+class MixesOnACoin(Model):
+    """One toss says nothing."""
+
+    def change(self, x):
+        return x - x.mean(0) if torch.bernoulli(torch.tensor(0.5)) else x
+
+
+class SpreadsNan(Model):
+    """Row by row, until a record is not finite: then all others are lost with it."""
+
+    def change(self, x):
+        return torch.eye(len(x)) @ x
+
+
+class Queue(Model):
+    """Of earlier records' features, to be compared with."""
+
+    def held(self):
+        self.register_buffer("queue", torch.randn(8, 3))
+        self.start = 0
+
+    def forward(self, x):
+        h = self.layer(x)
+        out = torch.cat([h, h @ self.queue.clone().T], 1)
+        with torch.no_grad():
+            self.queue[torch.arange(self.start, self.start + len(x)) % 8] = h
+        self.start += len(x)
+        return out
+
+
+class HiddenModule(Model):
+    """Not registered, because it stands in a plain list."""
+
+    def held(self):
+        self.hidden = [nn.BatchNorm1d(WIDTH)]
+
+    def change(self, x):
+        self.hidden[0](x)
+        return x
+
+
+class EverySecondCall(RunningNormaliser):
+    calls = 0
+
+    def change(self, x):
+        self.calls += 1
+        if self.calls % 2 == 0:
+            self.mean.data.lerp_(x.detach().mean(0), 0.1)
+        return x
+
+
 class LaterMixes(Model):
     """After its third call."""
 
@@ -281,6 +332,10 @@ REFUSED = {
     MixesWithNumpy: "mixes examples",
     Mixup: "mixes examples",
     MixupByNumpy: "mixes examples",
+    MixesOnACoin: "mixes examples",
+    SpreadsNan: "mixes examples",
+    Queue: "parameter 'queue'",
+    HiddenModule: "hidden",
 }
 
 
@@ -296,13 +351,16 @@ def test_what_depends_on_records_is_refused_by_name_and_put_back(kind, generic):
     assert all(torch.equal(v, after[k]) if isinstance(v, torch.Tensor) else v is after[k] for k, v in before.items())
 
 
-def test_a_model_that_begins_to_mix_is_seen_at_the_next_power_of_two():
+@pytest.mark.parametrize(
+    ("kind", "calls", "message"), [(LaterMixes, 3, "mixes examples"), (EverySecondCall, 1, "parameter 'mean'")]
+)
+def test_a_model_that_counts_is_looked_at_again_at_the_next_power_of_two(kind, calls, message):
     torch.manual_seed(0)
-    model = LaterMixes()
+    model = kind()
     engine = installed(model)
-    for _ in range(3):
+    for _ in range(calls):
         recorded(engine, model, torch.randn(6, WIDTH))
-    with pytest.raises(Unsupported, match="mixes examples"):
+    with pytest.raises(Unsupported, match=message):
         recorded(engine, model, torch.randn(6, WIDTH))
 
 
@@ -320,7 +378,7 @@ def test_what_cannot_be_repeated_is_refused_with_a_remedy(draw):
             return x * (1 + draw())
 
     model = Unsteady()
-    with pytest.raises(Unsupported, match="does not repeat itself.*attribute of a module"):
+    with pytest.raises(Unsupported, match=r"does not repeat itself.*attribute of a module"):
         recorded(installed(model), model, torch.randn(6, WIDTH))
 
 

@@ -5,12 +5,15 @@ No norm is measured, so that every record has the same weight; nothing is bounde
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from clipwise.norms.tape import Weigh
+from clipwise.norms.units import untrained
 from clipwise.types import LoopMisuse, Padding
 
 
@@ -46,7 +49,7 @@ class PlainEngine:
 
     def end_epoch(self) -> None: ...
 
-    def open(self, rows: int, padding: Padding | None = None) -> None:  # noqa: ARG002
+    def open(self, rows: int, padding: Padding | None = None, records: Any = None) -> None:  # noqa: ARG002
         self._forget()
         self._rows, self._summed = rows, False
 
@@ -54,6 +57,12 @@ class PlainEngine:
         """From one loss a row, whatever reduction was declared."""
         self._summed = True
         losses.sum().backward()
+
+    @contextmanager
+    def outside(self) -> Iterator[None]:
+        """No parameter takes a gradient from the passes in this block."""
+        with untrained(self.parameters):
+            yield
 
     def close(self) -> PlainTape:
         rows, self._rows = self._rows, None

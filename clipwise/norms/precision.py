@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 
-_ON_CPU: tuple[Any, ...] = (torch.backends.mkldnn.matmul, torch.backends.mkldnn.conv, torch.backends.mkldnn.rnn)
-_ELSEWHERE: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn)
+_mkldnn: Any = torch.backends.mkldnn  # torch's own annotations do not know what these hold
+_cudnn: Any = torch.backends.cudnn
+_ON_CPU: tuple[Any, ...] = (_mkldnn.matmul, _mkldnn.conv, _mkldnn.rnn)
+_ELSEWHERE: tuple[Any, ...] = (torch.backends.cuda.matmul, _cudnn.conv, _cudnn.rnn)
 _REDUCED = ("tf32", "bf16")
 
 

@@ -30,7 +30,7 @@ from clipwise.norms.influence import Runs, grown, mixing, refuse_influence, refu
 from clipwise.norms.kernel import Kernel
 from clipwise.norms.small_batch import dimensions_of_rows, first, is_float, second, small_batch
 from clipwise.norms.units import SPREADABLE, Unit, signature, spread_shape, swapped, tensor_shapes
-from clipwise.randomness import held
+from clipwise.randomness import held, seed_all
 from clipwise.types import Padding, Unsupported
 
 NO_BATCH = "its input has no batch dimension of its own"
@@ -135,7 +135,7 @@ class Found(NamedTuple):
 
     units: list[Unit]  # as they must be run
     may_move: set[str]  # parameters and buffers that a forward pass changes, in the same way whatever the records are
-    counts: bool  # whether a forward pass changes a number or a buffer: the model may do something else later
+    varies: bool  # whether the model may do something else later: it changes a number or a buffer, or draws
 
 
 class _Call(NamedTuple):
@@ -161,13 +161,14 @@ def probe(
     attempt: Callable[..., Any],
     notify: Callable[[str], None],
     padding: Padding | None = None,
+    seed: int = 0,
 ) -> Found:
-    """`attempt(units, look, *args, **kwargs)` calls the model with its units replaced."""
+    """`attempt(units, look, *args, **kwargs)` calls the model with its units replaced. `seed`: of what is drawn in this look."""
     devices = {p.device for p in parameters if p.is_cuda}
 
     def settle(cuts: list[int | None]) -> tuple[Found, list[str]]:
         call = _Call(args, kwargs, cuts, padding)
-        with held(devices), torch.enable_grad(), _unsettled(model, parameters, attempt) as runs:
+        with held(devices), torch.enable_grad(), _unsettled(model, parameters, attempt, seed) as runs:
             with suppress(Exception):  # what is wrong may be the spreading: without it the truth comes out
                 return _settle(model, units, parameters, call, runs, may_spread=True)
             return _settle(model, without_spreading, parameters, call, runs, may_spread=False)
@@ -196,15 +197,17 @@ def probe(
 
 
 @contextmanager
-def _unsettled(model: nn.Module, parameters: list[nn.Parameter], attempt: Callable[..., Any]) -> Iterator[Runs]:
+def _unsettled(
+    model: nn.Module, parameters: list[nn.Parameter], attempt: Callable[..., Any], seed: int
+) -> Iterator[Runs]:
     """Other values in the parameters; and afterwards everything as it was."""
     values = [p.data for p in parameters]
-    torch.manual_seed(0)
+    seed_all(0)
     try:
         for p in parameters:
             size = float(p.data.square().mean().sqrt())
             p.data = p.data + torch.randn_like(p.data) * (0.1 * size or 0.02)
-        runs = Runs(model, attempt)
+        runs = Runs(model, attempt, seed)
         try:
             yield runs
         finally:
@@ -222,7 +225,7 @@ def _settle(
     while True:
         try:
             settled = _look(units, parameters, call, runs)
-            return Found(settled, runs.may_move, runs.counts), notices
+            return Found(settled, runs.may_move, runs.varies), notices
         except _Promote as problem:
             unit = problem.unit
             if may_spread and problem.why == NO_BATCH and isinstance(unit.module, SPREADABLE) and not unit.spread:
@@ -255,7 +258,7 @@ def _look(units: list[Unit], parameters: list[nn.Parameter], call: _Call, runs: 
     if any(u.spread or u.own for u in settled):
         for n, batch in batches.items():
             _refuse_difference(outs[n], run(batch))
-    refuse_influence(runs, run, call.rows)
+    refuse_influence(runs, run, call.rows, outs[2], outs[3])
     if call.padding is not None:
         refuse_padding(run, call.args, call.kwargs, call.cuts, call.padding)
     return settled

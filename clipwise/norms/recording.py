@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from clipwise.norms.kernel import Call, Part
-from clipwise.norms.loss import LossProof, Trial
+from clipwise.norms.loss import LossProof, Trial, Witness
 from clipwise.norms.units import spread_shape
 
 
@@ -62,6 +62,7 @@ class Pass:
         self.passes = 0  # judged backward passes that run now: without one the taps take nothing
         self.scale: float | None = None  # that undoes the reduction of the rows
         self.trial: Trial | None = None  # while gradients are only looked at
+        self.witness: Witness | None = None  # of what the loop does with the batch
         self.over = False
         self.uses: defaultdict[int, list[slice | None]] = defaultdict(list)  # parameter id -> pieces used
         self.parts: list[tuple[Call, Part]] = []

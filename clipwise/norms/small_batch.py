@@ -39,6 +39,11 @@ def huge(a: Tensor, b: Tensor) -> Tensor:  # noqa: ARG001
     return torch.full_like(a, min(1e30, torch.finfo(a.dtype).max)).mul_(a.sign().add_(0.5)) if is_float(a) else a
 
 
+def broken(a: Tensor, b: Tensor) -> Tensor:  # noqa: ARG001
+    """Times zero it is not zero: a product with a matrix of rows would show it."""
+    return torch.full_like(a, torch.nan) if is_float(a) else a
+
+
 def short(a: Tensor, b: Tensor) -> Tensor:  # noqa: ARG001
     """The first half, then nothing, as a shorter text would be."""
     if a.dim() < 2:

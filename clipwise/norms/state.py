@@ -86,6 +86,10 @@ class State:
                 np.copyto(value, was)
         self.restore_generators()
 
+    @property
+    def has_generators(self) -> bool:
+        return any(type(value) in _GENERATORS for value, _, _ in self._values.values())
+
     def restore_generators(self) -> None:
         for value, was, _ in self._values.values():
             if type(value) in _GENERATORS:
@@ -217,10 +221,10 @@ def _inside(value: Any) -> tuple[Any, _Children] | None:
     own_kind = type(value).__module__.partition(".")[0]
     if own_kind in ("torch", "numpy", "builtins", "functools", "threading") or isinstance(value, type | ModuleType):
         return None
-    own = getattr(value, "__dict__", None)
-    if (callable(value) and not own) or not isinstance(own, dict):
+    attributes = getattr(value, "__dict__", None)
+    if (callable(value) and not attributes) or not isinstance(attributes, dict):
         return None
-    return dict(own), [(k, v, False) for k, v in own.items()]
+    return dict(attributes), [(k, v, False) for k, v in attributes.items()]
 
 
 def _refill(container: Any, content: Any) -> None:

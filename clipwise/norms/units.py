@@ -100,6 +100,19 @@ def swapped(modules: Iterable[nn.Module], make: Callable[[nn.Parameter], Tensor 
             m._parameters[name] = p
 
 
+@contextmanager
+def untrained(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """A block whose graphs do not reach these parameters."""
+    trained = [p for p in parameters if p.requires_grad]
+    for p in trained:
+        p.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for p in trained:
+            p.requires_grad_(True)
+
+
 def run_generic(
     unit: Unit,
     expand: Callable[[nn.Parameter], Tensor | None],

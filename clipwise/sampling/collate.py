@@ -151,7 +151,7 @@ def _look(source: _Source) -> Layout:
     steady = all(same(source.batch(which), source.batch(which, seed=1)) for which in ([0], every))
     found = _Found()
     alone = {i: source.batch([i], calm=not steady) for i in every}
-    sets = [every, every[::-1], every[:3], [0, source.count - 1]]
+    sets = [every, every[::-1], every[:3], *([i, i + 1] for i in every[:-1])]
     if steady:
         for which in sets:
             _compare(found, (), source.batch(which), [alone[i] for i in which], every_row=True)
@@ -177,26 +177,34 @@ def _learn_from_cut_records(found: _Found, source: _Source) -> None:
             pair = [copy.deepcopy(whole), copy.deepcopy(cut)]
             alone = [source.collate([copy.deepcopy(r)]) for r in pair]
             _compare(tried, (), source.collate(pair), alone, every_row=True)
-            found.padded.update(tried.padded)
+            for path, (rows, dims, fill) in tried.padded.items():
+                found.padded.setdefault(path, (rows, set(), fill))[1].update(dims)
             found.leading |= tried.leading
+            found.cut += [alone[1]]
 
 
 def _cut_records(record: Any) -> Iterator[Any]:
-    """Copies of the record with its longest sequences cut: all of one length together, then each alone."""
-    places = [(path, leaf) for path, leaf in _leaves(record, rows=True) if _length(leaf) > 1]
-    for size in sorted({_length(leaf) for _, leaf in places}, reverse=True):
-        group = [place for place in places if _length(place[1]) == size]
+    """Copies of the record with its sequences cut: all of one length together, then each dimension alone."""
+    places = [
+        (path, leaf, dim)
+        for path, leaf in _leaves(record, rows=True)
+        for dim, size in enumerate(_sizes(leaf))
+        if size > 1
+    ]
+    for size in sorted({_sizes(leaf)[dim] for _, leaf, dim in places}, reverse=True):
+        group = [place for place in places if _sizes(place[1])[place[2]] == size]
         for chosen in [group, *([place] for place in group if len(group) > 1)]:
             cut = copy.deepcopy(record)
-            for path, leaf in chosen:
-                cut = _put(cut, path, leaf[: (size + 1) // 2])
+            for path, _, dim in chosen:
+                half, leaf = slice((size + 1) // 2), _get(cut, path)
+                cut = _put(cut, path, leaf[(slice(None),) * dim + (half,)] if dim else leaf[half])
             yield cut
 
 
-def _length(leaf: Any) -> int:
+def _sizes(leaf: Any) -> tuple[int, ...]:
     if isinstance(leaf, Tensor | np.ndarray):
-        return leaf.shape[0] if leaf.ndim else 0
-    return len(leaf) if isinstance(leaf, str | list | tuple) else 0
+        return tuple(leaf.shape)
+    return (len(leaf),) if isinstance(leaf, str | list | tuple) else ()
 
 
 class _Found:
@@ -206,6 +214,7 @@ class _Found:
         self.padded: dict[Path, tuple[int, set[int], Any]] = {}  # rows, dims, fill
         self.rows: dict[Path, int] = {}
         self.leading = False
+        self.cut: list[Any] = []  # batches of one record each that was cut
 
     def layout(self, batch: Any, alone: Mapping[int, Any]) -> Layout:
         padded = tuple(
@@ -216,7 +225,7 @@ class _Found:
             for path, rows in self.rows.items()
             if path not in self.padded
         }
-        lengths = [path for path in shapes if _holds_lengths(path, padded, list(alone.values()))]
+        lengths = [path for path in shapes if _holds_lengths(path, padded, [*alone.values(), *self.cut])]
         return Layout(padded, tuple(lengths), self.leading, shapes)
 
 

@@ -13,15 +13,27 @@ from clipwise.types import BadArgument
 KEY = Key.from_seed(0)
 
 
+def surprise(sampler, steps, rate):
+    """The p-value of the number of records drawn, were `rate` the truth; and the sizes."""
+    sizes = np.array([len(sampler.draw(KEY, step)) for step in range(steps)])
+    return stats.binomtest(int(sizes.sum()), sampler.size * steps, rate).pvalue, sizes
+
+
 @pytest.mark.parametrize(("size", "rate", "steps"), [(1000, 0.1, 400), (60, 0.5, 2000), (2_000_000, 1e-3, 20)])
 def test_inclusion_is_binomial_at_the_rate(size, rate, steps):
-    sampler = PoissonSampler(size, rate)
-    sizes = np.array([len(sampler.draw(KEY, step)) for step in range(steps)])
-    total = size * steps
-    assert stats.binomtest(int(sizes.sum()), total, rate).pvalue > 1e-6
+    p, sizes = surprise(PoissonSampler(size, rate), steps, rate)
+    assert p > 1e-6
     # the *spread* of the sizes is that of independent coins: a fixed-size or shuffled sampler has none
     spread = sizes.var(ddof=1) * (steps - 1) / (size * rate * (1 - rate))
     assert stats.chi2(steps - 1).cdf(spread) == pytest.approx(0.5, abs=0.499999)
+
+
+@pytest.mark.parametrize(("rate", "factor"), [(0.1, 1.01), (0.1, 0.99), (0.5, 1.005), (0.01, 1.02)])
+def test_a_rate_that_is_a_percent_off_would_be_seen(rate, factor):
+    """Enough coins: ten million, of which one percent is ten standard deviations at a rate of 0.1."""
+    size, steps = 1_000_000, 10
+    assert surprise(PoissonSampler(size, rate), steps, rate)[0] > 1e-6
+    assert surprise(PoissonSampler(size, rate * factor), steps, rate)[0] < 1e-6
 
 
 def test_tiny_rates_are_not_doubled():

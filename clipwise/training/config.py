@@ -6,11 +6,11 @@ What ran is written to the run folder in full (see resolve.py: no option is left
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from clipwise import files, validate
 from clipwise.data import DATASETS
 from clipwise.mechanism import make
 from clipwise.training.options import TrainConfig
@@ -33,30 +33,23 @@ def make_config(values: Mapping[str, Any], where: str = "the options") -> TrainC
 
 def read_config(path: Path) -> dict[str, Any]:
     """The options in a .toml or .yaml file, as written; `make_config` checks them."""
+    name = str(path)[-200:]
     try:
-        text = path.read_text(encoding="utf-8")
+        text = files.read_bytes(path, most=files.MOST_CONFIG).decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise BadArgument(f"config={str(path)!r} cannot be read ({error}); give a .toml or .yaml file") from error
-    if path.suffix.lower() in (".yaml", ".yml"):
-        values = _read_yaml(path, text)
-    else:
-        try:
-            values = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise BadArgument(f"config={str(path)!r} is not valid TOML ({error}); correct the file") from error
+        raise BadArgument(f"config={name!r} cannot be read ({error}); give a .toml or .yaml file") from error
+    as_yaml = path.suffix.lower() in (".yaml", ".yml")
+    try:
+        values = files.parse_yaml(text) if as_yaml else files.parse_toml(text)
+    except ModuleNotFoundError as error:
+        raise BadArgument(
+            f"config={name!r} needs PyYAML; run pip install 'clipwise[yaml]', or write the file as TOML"
+        ) from error
+    except files.Malformed as error:
+        language = "YAML" if as_yaml else "TOML"
+        raise BadArgument(
+            f"config={name!r} is not valid {language} ({validate.short(str(error))}); correct the file"
+        ) from error
     if not isinstance(values, dict):
         raise BadArgument(f"config={str(path)!r} holds no options; write one a line, such as: epsilon: 3")
     return values
-
-
-def _read_yaml(path: Path, text: str) -> Any:
-    try:
-        import yaml
-    except ModuleNotFoundError as error:
-        raise BadArgument(
-            f"config={str(path)!r} needs PyYAML; run pip install 'clipwise[yaml]', or write the file as TOML"
-        ) from error
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise BadArgument(f"config={str(path)!r} is not valid YAML ({error}); correct the file") from error

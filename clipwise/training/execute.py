@@ -91,14 +91,20 @@ def train_into(
                 parts = _for_training(settings, dataset, network, on_rows, notice)
                 record = Record(folder, log, on_step, on_epoch, notice)
                 keeping = Keeping(folder.checkpoints, every_steps, rescue=rescue, stop=stop, notify=notice)
-                done = _fit(settings, dataset, parts, folder, record, keeping, resume=resume)
-            result = _kept(settings, dataset, network, done, parts[2], folder, rescue)
+                written: list[tuple[dict[str, Any], Statement]] = []
+
+                def on_end(done: Fit) -> dict[str, Any]:
+                    """Everything is written before the ledger is closed, so that its last line can vouch for it."""
+                    written.append(_kept(settings, dataset, network, done, parts[2], folder, rescue))
+                    return folder.write_manifest()
+
+                _fit(settings, dataset, parts, folder, record, keeping, on_end, resume=resume)
         except BaseException as error:
             told = _told(error, folder, stop)
             folder.fail(told)
             raise told from error
         Checkpoints(folder.checkpoints).clear()
-        return result
+        return written[0]
 
 
 def _told(error: BaseException, folder: RunFolder, stop: StopRequests) -> BaseException:
@@ -157,6 +163,7 @@ def _fit(
     folder: RunFolder,
     record: Record,
     keeping: Keeping,
+    on_end: Callable[[Fit], dict[str, Any]],
     *,
     resume: bool,
 ) -> Fit:
@@ -184,6 +191,7 @@ def _fit(
         parts={"record": record},
         on_epoch=record.epoch,
         on_step=record.step,
+        on_end=on_end,
     )
 
 

@@ -10,15 +10,19 @@
     statement.md       the privacy statement, one page
     tensorboard/       event files with the same values, where `--tensorboard` asked for them
     result.json        what `clipwise train --json` printed, or how the run failed
+    manifest.json      SHA-256 and size of each file above but the ledger, whose closing line holds that of the manifest
     report.html        what `clipwise report` drew of all that, with report/*.png; it can be drawn anew at any time
 
-A folder is never written twice, and each file appears whole or not at all.
+A folder is never written twice, and each file appears whole or not at all. At the end of a run the manifest is written
+after all other files, and the ledger is closed after the manifest: so the chain ledger -> manifest -> file covers them,
+and a folder without a manifest is one whose run did not end. `verify.py` follows the chain.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -28,8 +32,21 @@ from pathlib import Path
 from typing import Any
 
 from clipwise import durable
+from clipwise.files import sha256_of
 from clipwise.locks import Held, holding
 from clipwise.types import BadArgument
+
+LEDGER, MANIFEST = "ledger.jsonl", "manifest.json"
+FILES = (  # that a run writes, beside the ledger and the manifest
+    "config.toml",
+    "metrics.jsonl",
+    "path.jsonl",
+    "model.safetensors",
+    "predictions.npz",
+    "statement.md",
+    "result.json",
+)
+VOUCHED = {"weights": "model.safetensors", "statement": "statement.md", "result": "result.json"}  # by the ledger itself
 
 
 @dataclass(frozen=True)
@@ -38,7 +55,7 @@ class RunFolder:
 
     @property
     def ledger(self) -> Path:
-        return self.path / "ledger.jsonl"
+        return self.path / LEDGER
 
     @property
     def checkpoints(self) -> Path:
@@ -63,13 +80,32 @@ class RunFolder:
         durable.write(self.path / name, content)
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        self.write(name, json.dumps(value, indent=2, allow_nan=False) + "\n")
+        self.write(name, as_json(value))
 
     def write_lines(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         self.write(name, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
 
+    def write_manifest(
+        self, names: Iterable[str] = FILES, *, to_come: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """SHA-256 and size of the files that are there, and of contents that will be written right after. What is returned
+        goes into the ledger's closing line."""
+        to_come = to_come or {}
+        files = {}
+        for name in sorted(names):
+            if name in to_come:
+                content = to_come[name].encode()
+                files[name] = {"sha256": durable.sha256(content), "size": len(content)}
+            elif (self.path / name).is_file():
+                files[name] = dict(zip(("sha256", "size"), sha256_of(self.path / name), strict=True))
+        manifest = as_json({"schema": 1, "files": files})
+        self.write(MANIFEST, manifest)
+        bound = {what: files[name]["sha256"] for what, name in VOUCHED.items() if name in files}
+        return {"manifest": durable.sha256(manifest.encode()), **bound}
+
     def fail(self, error: BaseException) -> None:
         """After a run that failed: what was spent stays on record; with nothing spent, the name is given back."""
+        (self.path / MANIFEST).unlink(missing_ok=True)
         if self.ledger.exists() or self.checkpoints.exists():
             failed = {"error": str(error), "kind": type(error).__name__}
             written = self.ledger.read_bytes() if self.ledger.exists() else b""
@@ -80,10 +116,14 @@ class RunFolder:
         shutil.rmtree(self.path)
 
 
+def as_json(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, indent=2, allow_nan=False) + "\n"
+
+
 def ledger_of(run: str | Path) -> Path:
     """The ledger of a run folder, or the file itself."""
     path = Path(run)
-    return path / "ledger.jsonl" if path.is_dir() else path
+    return path / LEDGER if path.is_dir() else path
 
 
 def create(out: str | None, data: str, method: str) -> RunFolder:
@@ -103,12 +143,13 @@ def _make(path: Path) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir()  # atomic: of two runs that ask for one name, one fails
-    except OSError as error:
-        if path.exists():
+    except (OSError, ValueError) as error:
+        if os.path.lexists(path):  # which does not fail itself on an impossible name
             raise BadArgument(
                 f"out={str(path)!r} exists already, and a run is never overwritten; name another folder"
             ) from error
-        raise BadArgument(f"out={str(path)!r} cannot be made ({error}); name a folder that you may write to") from error
+        name = str(path)[-200:]
+        raise BadArgument(f"out={name!r} cannot be made ({error}); name a folder that you may write to") from error
     return path
 
 

@@ -80,6 +80,14 @@ class TrainConfig(Mechanism, Performance):
     )
     out: str | None = Field(None, description="The run folder; it must not exist yet.")
 
+    @field_validator("data", "pretrained", "vocabulary", "tensorboard", "out", "after")
+    @classmethod
+    def _paths(cls, value: Any, info: Any) -> Any:
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str):
+                validate.path(info.field_name, text)
+        return value
+
     @field_validator("weight_decay")
     @classmethod
     def _zero_or_more(cls, value: float) -> float:

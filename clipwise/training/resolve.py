@@ -58,6 +58,10 @@ def resolve(asked: TrainConfig, dataset: DataSet) -> TrainConfig:
 
 
 def _delta(asked: TrainConfig, records: int) -> float:
+    if asked.size == "private":
+        if asked.delta is None:
+            raise BadArgument("size='private': the default of delta follows from the number of records; give delta")
+        return asked.delta
     delta = asked.delta if asked.delta is not None else min(1e-5, 10.0 ** -(math.floor(math.log10(records)) + 1))
     if delta >= 1 / records:
         raise BadArgument(
@@ -69,6 +73,10 @@ def _delta(asked: TrainConfig, records: int) -> float:
 
 def _batch(asked: TrainConfig, recipe: Recipe, records: int) -> int:
     batch = int(asked.expected_batch_size or recipe.expected_batch_size)
+    if asked.size == "private":
+        if asked.expected_batch_size is None and is_file(asked.data):
+            raise BadArgument("size='private': the default of batch follows from the number of records; give batch")
+        return batch
     if batch > records:
         raise BadArgument(f"batch={batch!r} is above the number of records, {records}; give {records} or less")
     return batch

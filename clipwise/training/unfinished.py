@@ -9,7 +9,7 @@ from clipwise.accounting import Ledger, LedgerError
 from clipwise.checkpoint import Checkpoints
 from clipwise.statement import shown_epsilon
 from clipwise.training.config import make_config, read_config
-from clipwise.training.folder import RunFolder
+from clipwise.training.folder import MANIFEST, RunFolder
 from clipwise.training.options import TrainConfig
 from clipwise.types import BadArgument
 
@@ -23,7 +23,8 @@ def begun(out: str | None) -> RunFolder | None:
     folder = RunFolder(Path(out))
     if not folder.path.exists():
         return None
-    if (folder.path / "model.safetensors").exists():
+    ended = (folder.path / MANIFEST).exists() and (not folder.ledger.exists() or Ledger.read(folder.ledger).closed)
+    if ended:  # and not only killed while it wrote its files
         raise BadArgument(f"out={out!r}: that run has ended; name another folder for a new one")
     return folder if Checkpoints(folder.checkpoints).newest() is not None else None
 

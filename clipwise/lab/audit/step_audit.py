@@ -5,7 +5,8 @@ The probe is `Linear(d, 1, bias=False)` with loss <w, x_i>: the gradient of reco
 **Replay** (no statistics). The same run on neighbours B and B + {x}, with the noise held at zero: for hostile x (huge, at the bound, zero, tiny, NaN,
 inf, a duplicate; first, last, alone; split into physical batches) the released sum and every side sum may move by no more than their bounds, and
 everything public (noise std, number of draws, ledger, learning rate) must be the same on both sides. A wrong sensitivity is found with certainty.
-What the ledger charges must cover all draws of the step together: a side query that is noised but not paid for is found here. Then a second step,
+What the ledger charges must cover all draws of the step together, and stand in it before the first of them: a side query that is noised but not paid
+for is found here, and a step that is paid for later. A record alone may not exceed the bound by a bit. Then a second step,
 after a first one whose released values were replaced by the same made-up ones on both sides: the method's state must be the same too (it may depend
 on the data through released values alone), and the bounds must hold at that state, where thresholds have moved and differ between groups.
 
@@ -37,6 +38,7 @@ from clipwise.noise import GaussianNoise, Noise
 
 ALPHA = 1e-6  # chance that a sound step fails one test by bad luck: small beside the thousands that are run
 SLACK = 1e-5  # float32 sums of a few hundred terms
+ROUNDED = 8  # records alone: without slack, each exceeds the bound with a probability of about one half
 SEED = 20_240_229  # any: an audit gives the same answer twice
 EXPECTED = 64.0  # a public constant, far from the realised sizes of the replay
 
@@ -81,13 +83,16 @@ def audit_step(
 
 
 class _Silent(GaussianNoise):
-    """Adds nothing, and remembers what was asked for."""
+    """Adds nothing, and remembers what was asked for, and how many steps were charged by then."""
 
-    def __init__(self) -> None:
+    def __init__(self, charged: Callable[[], int]) -> None:
         self.asked: list[tuple[float, tuple[torch.Size, ...]]] = []
         self.sums: list[Tensor] = []
+        self.charged_by_then: list[int] = []
+        self._charged = charged
 
     def add(self, sums: Sequence[Tensor], std: float, *, step: int) -> tuple[Tensor, ...]:  # noqa: ARG002
+        self.charged_by_then.append(self._charged())
         self.asked.append((std, tuple(total.shape for total in sums)))
         self.sums.append(torch.cat([total.flatten().double() for total in sums]))
         return tuple(total.clone() for total in sums)
@@ -138,6 +143,7 @@ def _replay(audit: StepAudit, method: Method, noise_multiplier: float, attach: A
                 without, with_x = base, torch.cat([x[None], base] if place == "first" else [base, x[None]])
             one, two = (_run(method, some, noise_multiplier, physical, attach)[0] for some in (without, with_x))
             _compare(audit, f"{name}, {place}, physical batch {physical}", method, one, two)
+    _check_rounding(audit, method, noise_multiplier, attach)
     later = [(name, base, hostile[name]) for name in ("1000 u", "NaN", "against the rest")]
     # Others of one group alone, and x of another: what a method tells of the groups in a batch shows there.
     group = base[:, 0] > 0
@@ -146,6 +152,16 @@ def _replay(audit: StepAudit, method: Method, noise_multiplier: float, attach: A
         both = (others_there, torch.cat([others_there, x[None]]))
         one, two = (_run(method, some, noise_multiplier, None, attach, steps=2)[1] for some in both)
         _compare(audit, f"{name}, at a later step", method, one, two)
+
+
+def _check_rounding(audit: StepAudit, method: Method, noise_multiplier: float, attach: Attach) -> None:
+    """A record alone, whose gradient is clipped: its share may not exceed the bound by a single bit, for which weights are made
+    a little smaller than they would have to be."""
+    generator = torch.Generator().manual_seed(SEED)
+    for record in 1000 * torch.randn(ROUNDED, 1, 6, generator=generator):
+        [done] = _run(method, record, noise_multiplier, None, attach)
+        excess = float(done.sums[-1].norm()) / done.public["bound"] - 1
+        audit.note("rounding", excess <= 0, f"a clipped record alone is {excess:.2e} of the bound above it")
 
 
 def _run(
@@ -174,7 +190,7 @@ def _run(
     run, found = private.run, []
     try:
         for step in range(steps):
-            noise = run.stepper.noise = _Silent() if steps == 1 else _MadeUp()
+            noise = run.stepper.noise = (_Silent if steps == 1 else _MadeUp)(lambda: _charged(private).total())
             state, before, shares = run.state.method, _charged(private), run.plan.shares(step)
             for (x,) in private.loader:
                 optimizer.zero_grad()
@@ -187,6 +203,7 @@ def _run(
                 "bound": method.l2_bound(state),
                 "draws and their std": noise.asked,
                 "ledger": sorted((_charged(private) - before).items()),
+                "charged before each draw": [count - before.total() for count in noise.charged_by_then],
                 "learning rate": optimizer.param_groups[0]["lr"],
                 "declared std": [
                     *(q.noise_multiplier * q.l2_bound for q in shares.sides),
@@ -236,6 +253,12 @@ def _compare(audit: StepAudit, name: str, method: Method, one: _Replayed, two: _
         "post-processing",
         one.public["state"] == two.public["state"],
         f"the method's state is the same on both sides ({name})",
+    )
+    early = two.public["charged before each draw"]
+    audit.note(
+        "charged first",
+        bool(early) and all(count == 1 for count in early),
+        f"steps charged before each draw {early} ({name})",
     )
     asked = [std for std, _ in two.public["draws and their std"]]
     _check_charge(audit, name, asked, bounds, two.public["ledger"])

@@ -173,3 +173,29 @@ def test_ledger_that_says_more_noise_than_there_is(monkeypatch):
     plain = GaussianNoise.add
     monkeypatch.setattr(GaussianNoise, "add", lambda self, sums, std, *, step: plain(self, sums, std * 0.9, step=step))
     assert "noise variance" in caught("std x 0.9 at the call")
+
+
+def test_a_charge_after_the_noise(monkeypatch):
+    """A run that is killed between the two would have released what no ledger counts."""
+    owed = []
+    plain_charge, plain_noise = step.charge, step.add_noise
+
+    def add_noise(*args):
+        released = plain_noise(*args)
+        plain_charge(*owed.pop())
+        return released
+
+    monkeypatch.setattr(step, "charge", lambda *args: owed.append(args))
+    monkeypatch.setattr(step, "add_noise", add_noise)
+    assert "charged first" in caught("a charge after the noise")
+
+
+def test_no_slack_for_rounding(monkeypatch):
+    made = Tape.__init__
+
+    def without_slack(self, *args, **kwargs):
+        made(self, *args, **kwargs)
+        self.slack = 0.0
+
+    monkeypatch.setattr(Tape, "__init__", without_slack)
+    assert caught("no slack") == {"rounding"}

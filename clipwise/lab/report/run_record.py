@@ -3,19 +3,19 @@ failed or is still going is read as far as it came, and says so in `problems`.""
 
 from __future__ import annotations
 
-import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clipwise import files
 from clipwise.accounting import ACCOUNTANTS
 from clipwise.accounting.history import read_history
 from clipwise.accounting.ledger import Ledger, LedgerError
 from clipwise.lab.report.figures import wilson
 from clipwise.lab.report.search import SearchRecord
 from clipwise.statement import stated_head
+from clipwise.training.verify import NotVerified, verify
 from clipwise.types import BadArgument
 from clipwise.validate import finite_or_none
 
@@ -107,6 +107,10 @@ def read_run(path: str | Path) -> RunRecord:
             "give the folder that `clipwise train` made"
         )
     problems: list[str] = []
+    try:
+        verify(path)
+    except NotVerified as error:
+        problems.append(f"Not verified: {error}.")
     config = _toml(path / "config.toml")
     lines = _lines(path / "metrics.jsonl")
     result = _object(path / "result.json", _text(path / "result.json") or "{}", "the file")
@@ -180,7 +184,7 @@ def _charged(
 
 def _text(path: Path) -> str | None:
     try:
-        return path.read_text(encoding="utf-8")
+        return files.read_bytes(path, follow=False).decode()
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
@@ -189,8 +193,8 @@ def _text(path: Path) -> str | None:
 
 def _toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(_text(path) or "")
-    except tomllib.TOMLDecodeError as error:
+        return files.parse_toml(_text(path) or "")
+    except files.Malformed as error:
         raise BadArgument(f"run: {path} is not valid TOML ({error}); restore the file") from error
 
 
@@ -201,8 +205,8 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 def _object(path: Path, text: str, where: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        value = files.parse_json(text)
+    except files.Malformed as error:
         raise BadArgument(f"run: {where} of {path} is not JSON ({error}); restore the file") from error
     if not isinstance(value, dict):
         raise BadArgument(f"run: {where} of {path} is not a JSON object; restore the file")

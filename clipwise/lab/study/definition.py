@@ -31,13 +31,12 @@ from __future__ import annotations
 
 import itertools
 import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from clipwise import validate
+from clipwise import files, validate
 from clipwise.lab.study.trial import Trial
 from clipwise.lab.tuning.share import Share
 from clipwise.training.config import make_config
@@ -107,8 +106,8 @@ def read_study(path: Path, *, quick: bool = False, check: bool = True) -> Study:
     Without `check`, data and models are left alone, for those who only want to know what is in the file.
     """
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        values = files.parse_toml(files.read_bytes(path, most=files.MOST_CONFIG).decode())
+    except (OSError, UnicodeDecodeError, files.Malformed) as error:
         raise BadArgument(f"study={str(path)!r} cannot be read ({error}); give a TOML file, see studies/") from error
     return make_study(values, path, quick=quick, check=check)
 

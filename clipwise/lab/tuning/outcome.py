@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipwise.lab.tuning.planning import SearchPlan
+from clipwise.lab.tuning.record import PLAN
 from clipwise.lab.tuning.search import Search
 from clipwise.lab.tuning.trial import STATEMENT
-from clipwise.training.folder import RunFolder
+from clipwise.training.folder import FILES, MANIFEST, RunFolder, as_json
+from clipwise.training.verify import RUN_MANIFEST
 from clipwise.types import ClipwiseError
 
 if TYPE_CHECKING:
@@ -86,7 +88,9 @@ def finish(search: Search, chosen: Finished, folder: RunFolder) -> Tuned:
     for file in chosen.run.iterdir():
         if file.name not in (STATEMENT, "statement.md", "result.json"):  # theirs do not know of the search
             shutil.copyfile(file, folder.path / file.name)
+    (folder.path / MANIFEST).replace(folder.path / RUN_MANIFEST)  # the chosen run's, which its ledger vouches for
     folder.write("statement.md", statement.to_markdown())
+    folder.write_manifest((*FILES, RUN_MANIFEST, PLAN), to_come={"result.json": as_json(result)})
     folder.write_json("result.json", result)
     return Tuned(chosen.chosen, result, statement, plan, folder.path)
 

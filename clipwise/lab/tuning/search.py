@@ -119,6 +119,10 @@ def _check_data(name: str, dataset: DataSet, score: str, cuts: Sequence[int] | N
 
 def size_of_run(config: TrainConfig, records: int) -> Size:
     batch, epochs = int(config.expected_batch_size or 0), int(config.epochs or 0)
+    if config.size == "private":
+        raise BadArgument(
+            "size='private': a search plans its runs by the number of records, as a public figure; leave it out"
+        )
     if batch > records:
         raise BadArgument(f"batch={batch!r} is above the {records} records that a run trains on; give a smaller one")
     return Size(records, batch, epochs * math.ceil(records / batch - 1e-9), epochs)

@@ -6,15 +6,18 @@
     rules.py     what each operation does to rows: the table
     proof.py     the verdict, for one engine
     rowwise.py   the same asked of the gradients themselves, on the first batch and on each new graph
+    witness.py   what the loop does with the first batch's records, where no graph holds it
 
 Guarantee: no gradient reaches a tap but from a pass whose loss is, as a function of the model's outputs, a sum (or mean)
 over the rows of one term a row, scaled as was declared; or whose user said so by name. What the graph cannot show
-(targets, masks and weights without gradient that have one row a record) is taken for data of that row.
+(targets, masks and weights without gradient that have one row a record) is taken for data of that row, after a look at
+how the loop made it of its first batch.
 """
 
 from clipwise.norms.loss.marks import mark
 from clipwise.norms.loss.proof import ROW_WISE, LossProof, judged
 from clipwise.norms.loss.roots import unwatch, watch
 from clipwise.norms.loss.rowwise import Trial
+from clipwise.norms.loss.witness import Witness
 
-__all__ = ["ROW_WISE", "LossProof", "Trial", "judged", "mark", "unwatch", "watch"]
+__all__ = ["ROW_WISE", "LossProof", "Trial", "Witness", "judged", "mark", "unwatch", "watch"]

@@ -8,8 +8,19 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from clipwise.norms.loss.marks import Mark, marks_of
-from clipwise.norms.loss.rules import RULES, NotRowWise, Op, Reduced, Rows, State, Unknown, constant_of, reduce_all
+from clipwise.norms.loss.marks import Mark, has_hook, marks_of
+from clipwise.norms.loss.rules import (
+    RULES,
+    Hooked,
+    NotRowWise,
+    Op,
+    Reduced,
+    Rows,
+    State,
+    Unknown,
+    constant_of,
+    reduce_all,
+)
 
 Edge = tuple[Any, int]  # a node, and which of its outputs
 
@@ -102,6 +113,8 @@ def walk(reached: Reached, batch: Any, rows: int) -> Walk:
     for node in reached.inside:
         edges = node.next_functions
         values = [state_of(edge) for edge in edges]
+        if has_hook(node):
+            raise Hooked("a hook (register_hook) may change the gradient on its way to the model")
         rule = RULES.get(node.name())
         if rule is None:
             raise Unknown(f"{_plain(node.name())} is not known to keep rows apart")

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 _KEY = "clipwise: rows"
+_HOOK = "clipwise: a hook"
 
 
 class Mark(NamedTuple):
@@ -28,6 +29,16 @@ def mark(value: Tensor, batch: Any, dim: int | None) -> None:
 
 def marks_of(node: Any) -> dict[int, Mark]:
     return node.metadata.get(_KEY, _NONE)
+
+
+def mark_hook(value: Tensor) -> None:
+    """A hook on the gradient of `value`: nothing tells what it does."""
+    if value.grad_fn is not None:
+        value.grad_fn.metadata[_HOOK] = True  # type: ignore[index]
+
+
+def has_hook(node: Any) -> bool:
+    return _HOOK in node.metadata
 
 
 _NONE: dict[int, Mark] = {}

@@ -15,15 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clipwise.norms.loss.graph import Reached, Row, reach, walk
-from clipwise.norms.loss.marks import Mark
+from clipwise.norms.loss.graph import Edge, Reached, Row, reach, walk
 from clipwise.norms.loss.roots import run_unseen
 from clipwise.norms.loss.rowwise import mixing_layer
-from clipwise.norms.loss.rules import ClassWeights, Leaf, NotRowWise, Rows, Shared, Term, Unknown
-from clipwise.types import LoopMisuse, Unsupported
+from clipwise.norms.loss.rules import ClassWeights, Hooked, Leaf, NotRowWise, Rows, Shared, Term, Unknown
+from clipwise.types import ClipwiseError, LoopMisuse, Unsupported
 
 ROW_WISE = "row-wise"  # what a user may declare of a loss
 _CLOSE = 1e-9  # numbers of Python's, multiplied and divided a few times
+_FOLLOWED = "what the loop computed from the records of its first batch, followed and found to keep rows apart"
+_NOT_FOLLOWED = "targets, masks, weights and inputs of each row, taken for data of that record alone"
 _HALF = (torch.float16, torch.bfloat16)
 
 REMEDIES = (
@@ -31,15 +32,24 @@ REMEDIES = (
     'loss is a {reduction} of one term a row that depends on that record alone, attach(..., loss_declared="row-wise"), which the '
     "privacy statement then quotes as your word"
 )
+_OF_GRAD = (
+    "This was a call of torch.autograd.grad: gradients that are not trained on (adversarial examples, pictures) belong into a block of "
+    "private.outside(); a gradient penalty would differentiate through clipping: instead of one, clamp the weights after optimizer.step()"
+)
 
 
 @contextmanager
-def judged(roots: Sequence[Any], gradients: Sequence[Any], of_grad: bool) -> Iterator[None]:  # noqa: ARG001
+def judged(roots: Sequence[Any], gradients: Sequence[Any], of_grad: bool) -> Iterator[None]:
     """Around a backward pass: raises where it must not run; opens the taps of the batches that it may reach."""
     reached = reach(roots, gradients)
     batches = {id(m.batch): m.batch for m in reached.marks.values() if not m.batch.over}.values()
     for batch in batches:
-        batch.proof.judge(batch, reached)
+        try:
+            batch.proof.judge(batch, reached, roots)
+        except ClipwiseError as error:
+            if not of_grad:
+                raise
+            raise type(error)(f"{error}. {_OF_GRAD}") from error
     with _open(batches):
         yield
 
@@ -64,9 +74,14 @@ class LossProof:
         self._verified: set[tuple[str, ...]] = set()
         self._generator = torch.Generator().manual_seed(0)  # of gradients that are sent and forgotten
         self._forms: dict[str, None] = {}  # in order
+        self._witnessed = False
         self.dummy: Tensor | None = None
 
-    def judge(self, batch: Any, reached: Reached) -> None:
+    @property
+    def wants_witness(self) -> bool:
+        return self.declared is None and not self._witnessed
+
+    def judge(self, batch: Any, reached: Reached, roots: Sequence[Any]) -> None:
         """Raises unless the pass from these roots may reach the taps of `batch`."""
         with self._distrusting(batch):
             if batch.rows == 1:  # the loss is this record's own, whatever it is
@@ -75,6 +90,7 @@ class LossProof:
             values = self._proved(batch, reached)
             self._settle(batch, float(batch.rows) if self.reduction == "mean" else 1.0)
             self._verify(batch, (self.reduction, *reached.signature), values)
+            self._hear_witness(batch, roots)
 
     def backward(self, batch: Any, losses: Tensor) -> None:
         """From one loss a row: the sum of them, after a look at whether they are."""
@@ -91,6 +107,7 @@ class LossProof:
                 self._refuse_shared(batch, reached)
                 edge = reached.roots[0][0]
                 self._verify(batch, ("rows", *reached.signature), [Row(edge, (batch.rows,), Rows(0))])
+                self._hear_witness(batch, [losses])
             self._forms["given row by row (private.backward), and verified to keep rows apart"] = None
         with _open([batch]):
             run_unseen(
@@ -118,15 +135,31 @@ class LossProof:
 
     def _refuse_shared(self, batch: Any, reached: Reached) -> None:
         """As much as the graph tells: a loss over a figure of the whole batch keeps rows apart, and is none of theirs alone."""
-        if self.declared == ROW_WISE:
-            return
         try:
             if any(term.suspect for term in walk(reached, batch, batch.rows).total.terms):
                 raise Shared("a tensor that all rows share scales them, and may have been counted from the batch")
-        except Shared as problem:
-            raise self._refusal(problem) from None
+        except (Shared, Hooked) as problem:
+            if self.declared != ROW_WISE:
+                raise self._refusal(problem) from None
         except (NotRowWise, Unknown):
-            return  # the gradients themselves decide
+            pass  # the gradients themselves decide
+
+    def _hear_witness(self, batch: Any, roots: Sequence[Any]) -> None:
+        witness = batch.witness
+        if witness is None or self._witnessed:
+            return
+        if witness.used is not None:
+            raise self._refusal(Unknown(f"a number in it ({witness.used:.6g}) was read from the records of the batch"))
+        found = witness.finds_mixing(roots, self._generator)
+        if found:
+            raise self._refusal(
+                NotRowWise(
+                    "what arrives at one row's output, or what the model was given for it, changes with the values of other rows (a target, "
+                    "mask, weight, input or detached figure that was computed from several records)"
+                )
+            )
+        self._witnessed = True
+        self._forms[_FOLLOWED if found is False else _NOT_FOLLOWED] = None
 
     @contextmanager
     def _distrusting(self, batch: Any) -> Iterator[None]:
@@ -153,8 +186,8 @@ class LossProof:
                 raise self._refusal(problem) from None
             self._forms["declared by the user: row-wise"] = None
             return [
-                Row(edge, tuple(edge[0]._input_metadata[edge[1]].shape), Rows(m.dim))
-                for edge, m in _own(reached, batch)
+                Row(edge, tuple(edge[0]._input_metadata[edge[1]].shape), Rows(dim))
+                for edge, dim in _own(reached, batch)
             ]
         self._forms[f"proved row-wise from the graph of each backward pass: a {self.reduction} over the rows"] = None
         return found.row_values
@@ -272,9 +305,10 @@ class LossProof:
         return "; ".join(self._forms) or "no backward pass was made"
 
 
-def _own(reached: Reached, batch: Any) -> list[tuple[Any, Mark]]:
+def _own(reached: Reached, batch: Any) -> list[tuple[Edge, int]]:
+    """The marks of this batch, and where their rows are."""
     return [
-        (edge, m)
+        (edge, m.dim)
         for edge, m in reached.marks.items()
         if m.batch is batch and m.dim is not None and edge[0]._input_metadata[edge[1]].shape[m.dim] == batch.rows
     ]

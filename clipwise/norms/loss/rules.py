@@ -38,6 +38,10 @@ class Shared(Unknown):
     """A tensor that all rows share takes part."""
 
 
+class Hooked(Unknown):
+    """A hook may change the gradient on its way."""
+
+
 class Leaf(Unknown):
     """A tensor that asks for a gradient itself, and has no rows."""
 
@@ -399,7 +403,11 @@ def reduce_all(state: State, shape: tuple[int, ...], gradient: float) -> Reduced
 
 def _is_log_softmax(op: Op, dims: list[int]) -> bool:
     node = op.node.next_functions[0][0]
-    return node is not None and node.name() == "LogSoftmaxBackward0" and dims == [node._saved_dim % len(op.in_shape)]
+    return (
+        node is not None
+        and node.name() == "LogSoftmaxBackward0"
+        and dims == [_signed(node._saved_dim) % len(op.in_shape)]
+    )
 
 
 # -- operations on shapes ----------------------------------------------------------------------------------------------
@@ -494,6 +502,15 @@ def part(op: Op) -> State:
     return state
 
 
+def layer_norm(op: Op) -> State:
+    """Over the last dimensions; its own weights, if any, must be the model's."""
+    state = op.rows_only()
+    if state.dim >= len(op.in_shape) - len(op.saved("normalized_shape")):
+        raise NotRowWise("layer_norm runs over the rows")
+    _refuse_shared(op, state, "weight", "bias")
+    return state.fixed()
+
+
 def gather(op: Op) -> State:
     state = op.rows_only()
     dim = _signed(op.saved("dim")) % len(op.in_shape)
@@ -544,7 +561,7 @@ def cat(op: Op) -> State:
         return state
     if any(s is None for s in op.inputs):
         raise Unknown("rows of the batch are joined with others")
-    return state._replace(outer=sum(s.outer for s in op.inputs))  # type: ignore[union-attr]
+    return state._replace(outer=sum(s.outer for s in op.inputs if isinstance(s, Rows)))
 
 
 def stack(op: Op) -> State:
@@ -557,10 +574,10 @@ def stack(op: Op) -> State:
 
 def batch_product(op: Op) -> State:
     """A product of matrices for each place of the first dimension."""
-    found = [op.rows_only()] if None in op.inputs else list(op.inputs)
-    if any(not isinstance(s, Rows) or s.dim for s in found) or len({s.where() for s in found}) != 1:  # type: ignore[union-attr]
+    found = [s for s in op.inputs if isinstance(s, Rows) and s.dim == 0]
+    if len(found) != sum(s is not None for s in op.inputs) or len({s.where() for s in found}) != 1:
         raise NotRowWise("a product of matrices combines rows with one another")
-    return _joined(found)  # type: ignore[arg-type]
+    return _joined(found)
 
 
 def matrix_product(op: Op) -> State:
@@ -702,7 +719,8 @@ RULES: dict[str, Rule] = {
     **_named(expand, "Expand"),
     **_named(select, "Select Unbind"),
     **_named(part, "Slice Split SplitWithSizes"),
-    **_named(gather, "Gather"),
+    **_named(gather, "Gather IndexSelect"),
+    **_named(layer_norm, "NativeLayerNorm"),
     **_named(index, "Index"),
     **_named(cat, "Cat"),
     **_named(stack, "Stack"),

@@ -1,0 +1,225 @@
+"""What a run refuses of the world around it: processes, wrappers, optimizers and threads that its guarantee does not cover.
+
+The guarantee is about one model, changed by one optimizer, in one process and one thread. Formally: while a run holds a
+model's parameters, no other run holds any of them, and no other torch optimizer moves them. Weights may still be changed by
+hand between steps (an average copied back, a clamp): with the engine in place no raw gradient reaches `p.grad`, so that
+such changes are functions of released values and of what the loop knows anyway.
+
+Hooks on parameters are honoured: they see the *released* gradient, once a logical step (`through_hooks`).
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from torch.optim import LBFGS, Optimizer, SparseAdam
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from clipwise.types import BadArgument, LoopMisuse, Unsupported
+
+_SPLIT_OVER_DEVICES = ("torch.nn.parallel", "torch.distributed")  # where torch's wrappers live: DataParallel, DDP, FSDP
+
+
+# -- what cannot be attached -------------------------------------------------------------------------------------------
+
+
+def refuse_other_ranks() -> None:
+    """Raise in one of several processes that train together."""
+    group = torch.distributed
+    if group.is_available() and group.is_initialized() and group.get_world_size() > 1:
+        raise Unsupported(
+            f"this process is rank {group.get_rank()} of {group.get_world_size()} of a torch.distributed group: each rank would train a "
+            "model of its own on its own noise, and each claim the whole epsilon. Distributed training is not built yet; train in one "
+            "process (call destroy_process_group() first), with max_physical_batch where memory is short"
+        )
+
+
+def refuse_model(model: nn.Module) -> None:
+    """Raise for wrappers and kinds of modules that the engine cannot see through."""
+    for name, module in model.named_modules():
+        where = f"model: {name!r} is" if name else "model: it is"
+        kind = type(module)
+        if any(base.__module__.startswith(_SPLIT_OVER_DEVICES) for base in kind.__mro__):
+            raise Unsupported(
+                f"{where} a {kind.__name__}, which splits batches over devices or processes; attach the module inside it "
+                "(model.module), and train on one device"
+            )
+        if isinstance(module, torch.jit.ScriptModule):
+            raise Unsupported(
+                f"{where} a torch.jit module ({kind.__name__}), whose compiled forward pass cannot be recorded; attach the Python "
+                "module that it was made from, and script or trace it after training"
+            )
+    for name, p in model.named_parameters():
+        if p.requires_grad and p.is_complex():
+            raise Unsupported(
+                f"model: parameter {name!r} is complex ({p.dtype}), and the norm of its gradient is not measured; keep its real and "
+                "imaginary parts as one real parameter, and use torch.view_as_complex in the forward pass"
+            )
+
+
+def refuse_optimizer(optimizer: Optimizer) -> None:
+    if isinstance(optimizer, LBFGS):
+        raise Unsupported(
+            "optimizer: LBFGS evaluates the loss several times a step; use SGD, Adam or another first-order optimizer"
+        )
+    if isinstance(optimizer, SparseAdam):
+        raise Unsupported(
+            "optimizer: SparseAdam takes sparse gradients alone, and a released gradient has noise at every place; use Adam"
+        )
+
+
+# -- one run, one optimizer --------------------------------------------------------------------------------------------
+
+
+class Claim:
+    """A run's hold on its parameters, for as long as the run lives or until it is given up."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        parameters: Mapping[str, nn.Parameter],
+        optimizer: Optimizer,
+        close: Callable[[], None],
+    ):
+        self.model = weakref.ref(model)
+        self.optimizer = weakref.ref(optimizer)
+        self.held = {id(p): name for name, p in parameters.items()}
+        self.close = weakref.WeakMethod(close)  # a claim keeps no run alive
+        _watch_optimizers()
+        _claims.add(self)
+
+    def give_up(self) -> None:
+        _claims.discard(self)
+
+
+_claims: weakref.WeakSet[Claim] = weakref.WeakSet()
+_stepping = threading.local()
+_watching: list[object] = []
+
+
+def refuse_claimed(model: nn.Module) -> None:
+    """Raise where another run holds a parameter of this model: it, a part of it, or something around it is attached."""
+    shared = _sharing(model)
+    if shared:
+        gc.collect()  # a run that nobody can reach any more holds nothing
+        shared = _sharing(model)
+    if not shared:
+        return
+    claim, name = shared
+    what = (
+        "it is"
+        if claim.model() is model
+        else "a part of it, or something that contains it or shares its parameters, is"
+    )
+    raise BadArgument(
+        f"model: {what} attached already (parameter {name!r} is held by a run); call detach() on the earlier run first, or "
+        "clipwise.detach(model) where no variable holds that run any more (a notebook cell that was run again)"
+    )
+
+
+def detach(model: nn.Module) -> None:
+    """Give the model (and its optimizer and scheduler) back from whatever run holds its parameters, and close that run's
+    ledger: `private.detach()` for a run that no variable holds any more."""
+    found = _sharing(model)
+    if found is None:
+        raise BadArgument("model: no run holds it; nothing is to be detached")
+    while found is not None:
+        close = found[0].close()
+        if close is not None:
+            close()
+        found[0].give_up()
+        found = _sharing(model)
+
+
+def _sharing(model: nn.Module) -> tuple[Claim, str] | None:
+    for claim in list(_claims):
+        for p in model.parameters():
+            if id(p) in claim.held:
+                return claim, claim.held[id(p)]
+    return None
+
+
+@contextmanager
+def own_step() -> Iterator[None]:
+    """The optimizer's own step on released gradients; optimizers that it is made of may step too."""
+    _stepping.inside = True
+    try:
+        yield
+    finally:
+        _stepping.inside = False
+
+
+def _refuse_second_optimizer(optimizer: Optimizer, args: object, kwargs: object) -> None:  # noqa: ARG001
+    if getattr(_stepping, "inside", False):
+        return
+    for claim in list(_claims):
+        if claim.optimizer() is optimizer:
+            continue
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                if id(p) in claim.held:
+                    raise LoopMisuse(
+                        f"a second optimizer ({type(optimizer).__name__}) was about to move {claim.held[id(p)]!r}, which a private run trains; "
+                        "nothing was changed. Only the attached optimizer may: leave the other one's parameters to it, or detach() first"
+                    )
+
+
+def _watch_optimizers() -> None:
+    if not _watching:
+        _watching.append(register_optimizer_step_pre_hook(_refuse_second_optimizer))
+
+
+# -- hooks on released gradients ---------------------------------------------------------------------------------------
+
+
+def through_hooks(parameters: Iterable[nn.Parameter]) -> None:
+    """Let the user's hooks on the parameters see the released gradients, as backward() would have let them see raw ones:
+    first those of `register_hook`, which may replace it, then those of `register_post_accumulate_grad_hook`."""
+    for p in parameters:
+        for hook in list((p._backward_hooks or {}).values()):
+            if not getattr(hook, "of_the_engine", False) and (changed := hook(p.grad)) is not None:  # type: ignore[arg-type]
+                p.grad = changed
+        for hook in list((p._post_accumulate_grad_hooks or {}).values()):
+            hook(p)
+
+
+# -- one process, one thread -------------------------------------------------------------------------------------------
+
+
+class Whereabouts:
+    """Where a run takes place: the process that made it, and the one thread whose loop is under way."""
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+        self._turn = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def refuse_elsewhere(self) -> None:
+        """Raise in a fork, in one of several ranks, or while another thread is at work."""
+        if os.getpid() != self._process:
+            raise LoopMisuse(
+                "this run was begun in another process, of which this one is a copy (a fork): both would draw the same noise, and the "
+                "ledger would count it once. Attach in the process that trains"
+            )
+        refuse_other_ranks()
+        other = self._thread
+        if other is not None and other is not threading.current_thread() and other.is_alive():
+            raise LoopMisuse(
+                f"thread {threading.current_thread().name!r} takes part in a loop that thread {other.name!r} has begun and not left; nothing "
+                "was changed. Go through private.loader and call optimizer.step() in one thread"
+            )
+
+    def begin(self) -> None:
+        with self._turn:
+            self.refuse_elsewhere()
+            self._thread = threading.current_thread()
+
+    def end(self) -> None:
+        self._thread = None

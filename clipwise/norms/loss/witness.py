@@ -1,0 +1,243 @@
+"""What the loop does with its first batch between the loader and the backward pass, on record, and done again with other
+records in the place of some.
+
+The graph holds what was differentiated. Targets, masks, weights and whatever was detached enter it as constants, and may
+have been computed from several records: a mask of the batch's hardest rows, weights that are normalised over the batch, a
+baseline that was detached, inputs that were centred or mixed. So torch's functions are watched for one batch, from the
+records that the loader gave and the outputs of the model to the loss; then they run again, on the same values and with
+half of the rows replaced by others. What arrives at the outputs of the rows that stayed, and what the model was given for
+them, must stay too.
+
+It sees what is computed by torch's functions on tensors of the batch. A number that is read from them (`.item()`) is
+remembered, so that a loop that computes with it is refused. A loop that leaves torch in between (numpy, a function of one's own)
+is followed only as far as that.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
+from torch.utils._pytree import tree_flatten, tree_map
+
+MOST_STEPS = 5000  # operations of a loop between loader and backward; one that has more is not followed
+# Rows that the others are replaced by, time after time: many, which leaves the batch much as it was, and one, which moves its
+# mean, its quantiles and its counts. A mask of the 4 hardest of 17 rows stays the same in about every fifth time.
+DONORS = (1 << 30, 1, 1, 1, 1)
+_TOLERANCE = 1e-4  # relative to the largest gradient: the same kernels on the same rows
+
+_READS = ("item", "tolist", "__float__", "__int__", "__index__")
+_LEAVES = ("numpy", "__array__", "tolist", "__dlpack__", "grad")  # where torch's functions see no more
+_NOT_AGAIN = ("backward", "register_hook", "retain_grad", "requires_grad_", "__repr__", "__format__", *_LEAVES)
+# Functions that make values of a whole number; in others it may be a length or a place.
+_ARITHMETIC = ("mul", "div", "add", "sub", "pow", "full", "tensor", "clamp", "where", "fill", "maximum", "minimum")
+_SMALL_COUNT = 16  # whole numbers up to it are in many losses (squares, class numbers), read from the batch or not
+
+
+class Witness(TorchFunctionMode):
+    """Between `start` and `stop` it takes down what happens to the records, in this thread."""
+
+    def __init__(self, rows: int, records: Any):
+        super().__init__()
+        self.rows = rows
+        self.used: float | None = None  # a number that was read from tensors of the batch and given to a function
+        self._numbers: list[float] = []  # that were read
+        self._left = False  # whether something was taken out of torch
+        self._taking_down = True
+        self._steps: list[tuple[Callable, Any, Any, Any, bool]] = []
+        self._start: dict[int, Tensor] = {}  # values before the first step, by the tensor's id
+        self._held: dict[int, Tensor] = {}  # keeps every id the tensor's own
+        self._outputs: dict[int, int] = {}  # id -> dimension of its rows
+        self._inputs: list[Tensor] = []  # that the model was given
+        for x in tree_flatten(records)[0]:
+            if isinstance(x, Tensor):
+                self._follow(x)
+        self._records = set(self._held)
+
+    # -- while the loop runs -------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._frames = _frames_compiled()
+        # Below the modes of the user (`with torch.device(...)` around the loop), who will take the topmost away for theirs.
+        _set_modes([self, *_get_current_function_mode_stack()])
+
+    def stop(self) -> None:
+        """No more is taken down. (Who calls this from inside a torch function has to call `leave` later.)"""
+        self._taking_down = False
+
+    def leave(self) -> None:
+        self.stop()
+        modes = _get_current_function_mode_stack()
+        if self in modes:
+            _set_modes([mode for mode in modes if mode is not self])
+            if _frames_compiled() != self._frames:  # what was run step by step for our sake may be compiled from now on
+                torch._dynamo.reset()
+
+    def pause(self, given: Any, *, lost: bool = False) -> None:
+        """The model runs: what it does with its input is looked at elsewhere. `lost`: what comes out will not be followed."""
+        self._left |= lost
+        if self._taking_down:
+            self._inputs += [x for x in tree_flatten(given)[0] if isinstance(x, Tensor) and id(x) in self._held]
+        self._taking_down = False
+
+    def go_on(self, outputs: Sequence[tuple[Tensor, int]]) -> None:
+        """`outputs` of the model, each with the dimension of its rows."""
+        for x, dim in outputs:
+            self._follow(x)
+            self._outputs[id(x)] = dim
+        self._taking_down = True
+
+    @torch.compiler.disable
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        if not self._taking_down:
+            return func(*args, **kwargs)
+        leaves = tree_flatten((args, kwargs))[0]
+        given = [x for x in leaves if isinstance(x, Tensor)]
+        name = getattr(func, "__name__", "")
+        if self._numbers:
+            self._look_for_numbers(name, leaves)
+        if not any(id(x) in self._held for x in given):
+            return func(*args, **kwargs)
+        changes = name == "__set__" or (name.endswith("_") and not name.startswith("__"))
+        changes = (
+            changes
+            or name == "__setitem__"
+            or (name.startswith("__i") and name not in ("__index__", "__int__", "__invert__"))
+        )
+        if changes and given and id(given[0]) not in self._held:
+            self._follow(given[0])
+        out = func(*args, **kwargs)
+        self._take_down(func, name, args, kwargs, out, changes)
+        return out
+
+    def _take_down(self, func: Callable, name: str, args: tuple, kwargs: dict, out: Any, changes: bool) -> None:
+        self._left |= name in _LEAVES
+        if name in _READS:
+            self._numbers += [float(x) for x in tree_flatten(out)[0] if isinstance(x, int | float)]
+            return
+        made = _tensors(out)
+        if name in _NOT_AGAIN or not (made or changes):
+            return
+        for x in made:
+            self._held.setdefault(id(x), x)
+        self._steps.append((func, args, kwargs, out, torch.is_grad_enabled()))
+        if len(self._steps) > MOST_STEPS:
+            self._taking_down = False
+
+    def _look_for_numbers(self, name: str, leaves: Sequence[Any]) -> None:
+        whole_too = any(word in name for word in _ARITHMETIC)
+        for x in leaves:
+            if isinstance(x, int | float) and not isinstance(x, bool) and x and (whole_too or x != int(x)):
+                known = (v for v in self._numbers if v != self.rows and (abs(v) > _SMALL_COUNT or v != int(v)))
+                if any(math.isclose(x, v, rel_tol=1e-9) or math.isclose(x * v, 1, rel_tol=1e-9) for v in known):
+                    self.used = x
+
+    def _follow(self, x: Tensor) -> None:
+        self._held[id(x)] = x
+        self._start.setdefault(id(x), x.detach().clone())
+
+    # -- once more -----------------------------------------------------------------------------------------------------
+
+    def finds_mixing(self, roots: Sequence[Any], generator: torch.Generator) -> bool | None:
+        """Whether gradients at the outputs, or inputs of the model, of some rows change with the values of others; None where
+        the loop could not be followed, or not be done again. The record is used up."""
+        self.stop()
+        try:
+            if len(self._steps) > MOST_STEPS or not all(isinstance(r, Tensor) and id(r) in self._held for r in roots):
+                return None
+            try:
+                before = self._again(roots, None)
+                for donors in DONORS:
+                    stay, order = self._swap(donors, generator)
+                    after = self._again(roots, order)
+                    if any(_differ(a, b, dim, stay) for (a, dim), (b, _) in zip(before, after, strict=True)):
+                        return True
+            except Exception:  # what cannot be done again says nothing
+                return None
+            return None if self._left else False
+        finally:
+            self._steps, self._start, self._held, self._inputs = [], {}, {}, []
+
+    def _swap(self, donors: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Which rows stay, and what stands in the place of each: itself, or one of at most so many of those that stay."""
+        stay = torch.zeros(self.rows, dtype=torch.bool)
+        stay[torch.randperm(self.rows, generator=generator)[: (self.rows + 1) // 2]] = True
+        places = torch.arange(self.rows)
+        some = places[stay][torch.randint(int(stay.sum()), (min(donors, self.rows),), generator=generator)]
+        others = some[torch.randint(len(some), (self.rows,), generator=generator)]
+        return stay, torch.where(stay, places, others)
+
+    def _again(self, roots: Sequence[Tensor], order: Tensor | None) -> list[tuple[Tensor, int]]:
+        """Gradients at the outputs, and inputs of the model, with the rows in another order (`order[i]` in the place of i)."""
+        now: dict[int, Tensor] = {}
+        leaves: dict[int, Tensor] = {}
+        for key, value in self._start.items():
+            x = value if order is None or not self._is_source(key) else self._reordered(key, value, order)
+            if key in self._outputs and x.is_floating_point():
+                leaves[key] = x.clone().requires_grad_()
+                now[key] = leaves[key].clone()
+            else:
+                now[key] = x.clone()
+
+        def current(x: Any) -> Any:
+            if not isinstance(x, Tensor):
+                return x
+            return now[id(x)] if id(x) in now else x.detach()
+
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            for func, args, kwargs, out, grad in self._steps:
+                with torch.set_grad_enabled(grad):
+                    result = func(*tree_map(current, args), **tree_map(current, kwargs))
+                now.update(zip(map(id, _tensors(out)), _tensors(result), strict=True))
+            total = sum(current(root).double().sum() for root in roots)
+        found: list[tuple[Tensor, int]] = []
+        if leaves and isinstance(total, Tensor) and total.requires_grad:
+            grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+            dims = [self._outputs[key] for key in leaves]
+            found += [(torch.zeros(()), -1) if g is None else (g, dim) for g, dim in zip(grads, dims, strict=True)]
+        return found + [(current(x).detach(), self._dim(x)) for x in self._inputs if x.is_floating_point()]
+
+    def _is_source(self, key: int) -> bool:
+        return key in self._records or key in self._outputs
+
+    def _reordered(self, key: int, value: Tensor, order: Tensor) -> Tensor:
+        dim = self._outputs.get(key, self._dim(value))
+        return value if dim < 0 else value.index_select(dim, order.to(value.device))
+
+    def _dim(self, x: Tensor) -> int:
+        """Where the rows of a tensor of the batch are; -1: nowhere."""
+        return next((d for d in range(min(2, x.dim())) if x.shape[d] == self.rows), -1)
+
+
+def _set_modes(modes: list[TorchFunctionMode]) -> None:
+    while _get_current_function_mode_stack():
+        _pop_mode()
+    for mode in modes:
+        _push_mode(mode)
+
+
+def _frames_compiled() -> int:
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return 0 if dynamo is None else dynamo.counters["frames"]["total"]
+
+
+def _tensors(out: Any) -> list[Tensor]:
+    """Of a result of torch's: a tensor, or several in a tuple (named or not), a list or a dictionary."""
+    if isinstance(out, Tensor):
+        return [out]
+    parts = out.values() if isinstance(out, dict) else out if isinstance(out, tuple | list) else ()
+    return [x for part in parts for x in _tensors(part)]
+
+
+def _differ(before: Tensor, after: Tensor, dim: int, stay: Tensor) -> bool:
+    if dim < 0 or before.shape != after.shape:
+        return before.shape != after.shape
+    a, b = (x.movedim(dim, 0)[stay.to(x.device)].double().nan_to_num(0, 0, 0) for x in (before, after))
+    return bool(((a - b).abs() > _TOLERANCE * a.abs().max()).any())
