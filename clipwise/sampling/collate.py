@@ -30,7 +30,7 @@ from clipwise.randomness import Calm, held, seed_all
 from clipwise.types import BadArgument, Padding, Unsupported
 
 RECORDS = 8  # that are looked at: spread over the data set, which may be sorted
-_SEEDS = 4
+_SEEDS = 4  # of the random draws that a collate function may make, each tried with every record first
 Collate = Callable[[list[Any]], Any]
 Path = tuple[Any, ...]
 
