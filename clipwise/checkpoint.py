@@ -73,11 +73,26 @@ class Checkpoints:
         path = self.folder / f"step-{step:08d}"
         mark(durable.sha256(written))
         if path.exists():
-            shutil.rmtree(path)  # of a stretch that is being redone
+            shutil.rmtree(path)  # damaged: else the run would have gone on from it
         durable.write_folder(path, {**files, _MANIFEST: written})
-        for old in self._paths()[KEPT:]:
+        paths = self._paths()
+        place = paths.index(path)  # what is newer is of a stretch that is being redone
+        for old in (*paths[:place], *paths[place + KEPT :]):
             shutil.rmtree(old, ignore_errors=True)
         return path
+
+    def refuse_another_run(self, run_id: str) -> None:
+        """Before the first `save` of a run: what another one left here must not be taken for its own later."""
+        for path in self._paths():
+            try:
+                other = json.loads(_content(path / _MANIFEST, _MOST_TEXT))["facts"]["run_id"]
+            except (OSError, ValueError, KeyError, TypeError, RecursionError):
+                continue  # damaged: nobody can go on from it
+            if other != run_id:
+                raise BadArgument(
+                    f"checkpoints={str(self.folder)!r} holds the state of another run; go on with that one (resume=), or name "
+                    "another folder"
+                )
 
     def newest(self, notify: Callable[[str], None] = lambda _: None) -> Checkpoint | None:
         """The last whole checkpoint; damaged ones are skipped with a word. None where there never was one."""

@@ -28,8 +28,9 @@ from torch.utils.data import DataLoader
 
 from clipwise import __version__, guards, plans, validate
 from clipwise.accounting import Epsilon, Ledger, StepEvent, epsilon, within
+from clipwise.accounting.book import Mark
 from clipwise.accounting.ledger import LedgerExists, block_of
-from clipwise.checkpoint import Checkpoints
+from clipwise.checkpoint import Checkpoint, CheckpointCorrupt, Checkpoints
 from clipwise.keystream import Key
 from clipwise.mechanism import Mechanism, Performance, chosen
 from clipwise.noise import GaussianNoise, Noise
@@ -80,6 +81,8 @@ class Run:
         facts = Facts(check_loader(loader), numbers, loader.batch_size, rate, after)
         self.model = model
         self._notes: list[str] = []
+        self.resumed = resume is not None
+        self._kept_in: set[Path] = set()
         engine = self._engine(parameters, loss_reduction, loss_declared, notify)
         collated = check_collate(loader, pad_to=pad_to) if mechanism.private else None
         books = [Ledger.read(path) for path in earlier]
@@ -237,6 +240,8 @@ class Run:
                 return Ledger.create(path, run=facts, plan_fingerprint=self._fingerprint, after=earlier, block=block)
         elif not Path(path).exists():
             raise BadArgument(f"ledger={str(path)!r} does not exist; give the ledger that the run was charged to")
+        else:
+            _refuse_unmarked(saved, path)
         replays = saved is not None and self._fingerprint is not None
         return Ledger.open(
             path,
@@ -252,12 +257,13 @@ class Run:
         """The plan with as much more noise as the steps that were charged in vain make necessary."""
         if plan.target_epsilon is None or plan.delta is None or plan.steps is None or not plan.method.sound:
             return plan
-        spent, left = book.events(), plan.steps - taken
-        if left <= 0 or within(
-            [*spent, *plan.coming(taken, left), *plan.after], plan.delta, plan.target_epsilon, plan.accountant
-        ):
+        spent, left = book.events(), max(0, plan.steps - taken)
+        coming = [*(plan.coming(taken, left) if left else ()), *plan.after]
+        if not coming or within([*spent, *coming], plan.delta, plan.target_epsilon, plan.accountant):
             return plan
         try:
+            if not left:
+                raise BadArgument("the releases that follow the last step were charged before, and would be again")
             return plans.make(self.mechanism, facts, spent=spent, taken=taken)
         except BadArgument as error:
             book.close()
@@ -288,10 +294,14 @@ class Run:
         facts |= {"run_id": self.ledger.run_id, "ledger_head": self.ledger.head}
 
         def mark(digest: str) -> None:
-            if self._fingerprint is not None and self.plan.private:
+            if self.plan.private:
                 self.ledger.mark(step, digest)
 
-        return Checkpoints(folder).save(step, self.parts.save(), facts, mark)
+        kept = Checkpoints(folder)
+        if kept.folder not in self._kept_in and self.plan.private:
+            kept.refuse_another_run(self.ledger.run_id)
+        self._kept_in.add(kept.folder)
+        return kept.save(step, self.parts.save(), facts, mark)
 
     @property
     def plan(self) -> Plan:
@@ -506,6 +516,16 @@ def public_facts(plan: Plan) -> dict[str, Any]:
         **({} if plan.counted is None else {"counted": _counted(plan)}),
         "clipwise": __version__,
     }
+
+
+def _refuse_unmarked(saved: Checkpoint, ledger: str | Path) -> None:
+    """A state that the ledger did not see kept: changed since, with its manifest, or of another run."""
+    book = Ledger.read(ledger, must_contain=saved.facts["ledger_head"]).book
+    if not any(Mark(saved.step, saved.digest) in segment.marks for segment in book.segments):
+        raise CheckpointCorrupt(
+            f"{saved.path} is not a state that {ledger} has on record: it was changed after it was kept; remove it to go on from "
+            "the one before"
+        )
 
 
 def _counted(plan: Plan) -> dict[str, Any] | None:

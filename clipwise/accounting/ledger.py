@@ -24,7 +24,8 @@ Files of schema 1 (a line a step) are read, and gone on with.
 
 Each line carries `prev`, the SHA-256 of the line before, and `sum`, that of its own content; so an edited, deleted,
 repeated or reordered line is found. Whoever can rewrite the whole file can forge all that: an HMAC key (`mac`) finds a
-rewrite, and a `head` kept elsewhere (`must_contain`) finds lines cut off the end.
+rewrite, and a `head` kept elsewhere (`must_contain`) finds lines cut off the end. The last head that is on the disk is
+kept in a file beside it (.NAME.head) as well, so that a ledger that lost its end by accident is found by itself.
 
 One process writes, and one handle in it: a lock keeps others out, a forked child cannot write, and a handle that the
 same process opens later takes over from the earlier one, which is closed.
@@ -42,7 +43,7 @@ import secrets
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -140,11 +141,13 @@ class Ledger:
         ledger = cls(Path(path), hmac_key=hmac_key, block=block)
         ledger._acquire(os.O_CREAT | os.O_EXCL)
         try:
+            _beside(Path(path)).unlink(missing_ok=True)  # of a ledger that was deleted
             ledger._begin(secrets.token_hex(16), run, plan_fingerprint, None, after)
             _sync_directory(Path(path).absolute().parent)
         except BaseException as error:
             ledger._release()
             Path(path).unlink()  # no step was charged to it
+            _beside(Path(path)).unlink(missing_ok=True)
             if isinstance(error, OSError):
                 raise LedgerError(f"cannot make {path} durable: {error}") from error
             raise
@@ -475,6 +478,8 @@ class Ledger:
             if self._path is not None:
                 self._write(data, durable=durable)
                 written = True
+                if durable:
+                    _witness(self._path, head)
             # The reader's rules count what is written, so that writer and reader cannot drift apart.
             for record in records:
                 self._book.enter(record, sealed=self._key is not None)
@@ -526,23 +531,24 @@ class Ledger:
             raise BadArgument(
                 f"must_contain={must_contain!r} is not the SHA-256 of a line, nor 8 digits or more of one"
             )
-        found, number = must_contain is None, 0
+        must = [each for each in (must_contain, _witnessed(path)) if each is not None]
+        number = 0
         try:
             with os.fdopen(open_ordinary(path), "rb") as file:
                 # What follows the last newline was torn by a crash; the reservation covers it.
                 while (line := file.readline(_LONGEST_LINE)).endswith(b"\n"):
                     number += 1
                     self._enter_line(path, number, line[:-1])
-                    found = found or self._head.startswith(must_contain or "")
+                    must = [each for each in must if not self._head.startswith(each)]
         except OSError as error:
             raise LedgerError(f"cannot read {path}: {error}") from error
         if len(line) == _LONGEST_LINE:
             raise LedgerTampered(f"{path}, line {number + 1}: is longer than any line of a ledger")
         if not number:
             raise LedgerTampered(f"{path} holds no complete line; if no step was ever taken, delete it and start anew")
-        if not found:
+        if must:
             raise LedgerRollback(
-                f"{path} does not contain the line {must_contain}: lines were cut off its end, or it belongs to another "
+                f"{path} does not contain the line {must[0]}: lines were cut off its end, or it belongs to another "
                 "run; restore the ledger that goes with the run or the checkpoint"
             )
 
@@ -692,6 +698,30 @@ def _finite(text: str) -> float:
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
+
+
+def _witness(ledger: Path, head: str) -> None:
+    """Keep the head of what is on the disk in a file of its own. It need not be durable, nor is it needed: an older head, or
+    none, says less, and nothing wrong."""
+    with suppress(OSError):
+        file = open_ordinary(_beside(ledger), os.O_WRONLY | os.O_CREAT)
+        try:
+            os.pwrite(file, head.encode(), 0)
+        finally:
+            os.close(file)
+
+
+def _witnessed(ledger: Path) -> str | None:
+    try:
+        with os.fdopen(open_ordinary(_beside(ledger)), "rb") as file:
+            head = file.read(64).decode("ascii", "replace")
+    except OSError:
+        return None
+    return head if re.fullmatch("[0-9a-f]{64}", head) else None
+
+
+def _beside(ledger: Path) -> Path:
+    return ledger.with_name(f".{ledger.name}.head")
 
 
 def _sync_directory(folder: Path) -> None:

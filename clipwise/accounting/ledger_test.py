@@ -347,12 +347,42 @@ def test_the_key_finds_a_full_rewrite(tmp_path):
         for run in record.get("runs", ()):
             run[1] = 50.0
     path.write_bytes(forge(records))
+    with pytest.raises(LedgerRollback):  # the head beside it tells; and whoever forges a ledger can remove that
+        Ledger.read(path)
+    (tmp_path / ".ledger.head").unlink()
     assert Ledger.read(path).epsilon(1e-5, "rdp").value < 0.5  # without the key, a consistent forgery passes
     with pytest.raises(LedgerTampered, match="HMAC"):
         Ledger.read(path, hmac_key=key)
     path.write_bytes(forge(records, key=b"a guess"))
     with pytest.raises(LedgerTampered, match="HMAC"):
         Ledger.read(path, hmac_key=key)
+
+
+def test_a_ledger_that_lost_its_end_is_found_by_the_head_beside_it(tmp_path):
+    path, beside = tmp_path / "ledger", tmp_path / ".ledger.head"
+    train(path)
+    content = path.read_bytes()
+    for length in (len(content) - 1, len(content) // 2, content.index(b"\n") + 1):
+        path.write_bytes(content[:length])
+        with pytest.raises(LedgerRollback, match="cut off its end"):
+            Ledger.read(path)
+        with pytest.raises(LedgerRollback):
+            Ledger.open(path)
+    path.write_bytes(content)
+    assert total(Ledger.read(path)) == 10
+    beside.write_bytes(b"damaged")  # then it says nothing
+    assert total(Ledger.read(path)) == 10
+    beside.unlink()
+    with Ledger.open(path) as ledger:
+        assert beside.read_text() == ledger.head
+
+
+def test_a_new_ledger_does_not_answer_for_a_deleted_one(tmp_path):
+    path = tmp_path / "ledger"
+    train(path)
+    path.unlink()
+    train(path)
+    assert total(Ledger.read(path)) == 10
 
 
 def test_a_sealed_ledger_goes_on_only_with_its_key(tmp_path):

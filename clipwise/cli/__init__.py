@@ -25,6 +25,7 @@ from clipwise.cli import (
     claims,
     data,
     fairness,
+    faults,
     fuzz,
     ledger,
     methods,
@@ -126,6 +127,7 @@ _COMMANDS = (
     study.study,
     tune.tune,
     fairness.fairness,
+    faults.faults,
     fuzz.fuzz,
 )
 for command in _COMMANDS:

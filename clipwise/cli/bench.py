@@ -75,7 +75,7 @@ def _bench_steps(
     console = output.messages()
     for notice in notices:
         console.print(f"note: {notice}", markup=False, highlight=False)
-    with _shown(as_json) as show:
+    with shown(as_json) as show:
 
         def write(comparison: Comparison) -> None:
             if markdown is not None:
@@ -98,7 +98,7 @@ def _bench_accounting(quick: bool, markdown: Path | None, as_json: bool) -> None
 
     from clipwise.lab.bench import accounting
 
-    with _shown(as_json) as show:
+    with shown(as_json) as show:
         timings = accounting.measure(accounting.QUICK if quick else accounting.CASES, show)
     if markdown is not None:
         markdown.write_text(accounting.markdown(timings, _command()), encoding="utf-8")
@@ -109,7 +109,7 @@ def _bench_accounting(quick: bool, markdown: Path | None, as_json: bool) -> None
 
 
 @contextmanager
-def _shown(quiet: bool) -> Iterator[Callable[[str, float], None]]:
+def shown(quiet: bool) -> Iterator[Callable[[str, float], None]]:
     """Progress as a bar on a terminal, and as a line for each new thing elsewhere."""
     console = output.messages()
     with _progress(console, quiet) as progress:
@@ -136,7 +136,7 @@ def _bench_methods(models: str | None, rounds: int | None, quick: bool, markdown
     chosen = clipping.MODELS[1 if quick else 0 :] if models is None else _names("models", models)
     for name in chosen:
         validate.choice("models", name, WORKLOADS)
-    with _shown(as_json) as show:
+    with shown(as_json) as show:
         comparison = compare_clipping(chosen, list(METHODS), rounds or (7 if quick else 25), show)
     if markdown is not None:
         markdown.write_text(report.clipping_markdown(comparison, _command()), encoding="utf-8")

@@ -86,7 +86,7 @@ def train(
         require_tensorboard()
     from clipwise.training.execute import load_asked, make_network
     from clipwise.training.resolve import resolve as resolved
-    from clipwise.training.unfinished import begun, refuse_other_settings, unfinished_beside
+    from clipwise.training.unfinished import begun, forget_if_unspent, refuse_other_settings, unfinished_beside
 
     dataset = load_asked(asked)
     settings = resolved(asked, dataset)
@@ -94,6 +94,8 @@ def train(
     if goes_on is not None:
         refuse_other_settings(goes_on, settings)
     network = make_network(settings, dataset)
+    if resume and goes_on is None:
+        forget_if_unspent(str(settings.out))
     folder = goes_on or run_folder.create(settings.out, dataset.name, settings.method)
     if not as_json:
         for sentence in unfinished_beside(folder, settings):

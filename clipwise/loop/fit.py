@@ -201,6 +201,7 @@ def fit(
             if affordable < left:
                 raise run.exhausted()
             keeper.after_step()
+        keeper.end()
         average.finish()
         run.engine.remove()
         done = _finished(run, report, _release(run, train, loss, after), (loss, rate_schedule))

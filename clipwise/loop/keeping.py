@@ -51,7 +51,13 @@ class Keeper:
         self._told = False
 
     def begin(self) -> None:
-        """The state before the first step, so that a run that dies early goes on as well."""
+        """The state before the first step, so that a run that dies early goes on as well. A run that goes on has it where it
+        came from: to write it again would mean to remove the very file that it needs if it dies meanwhile."""
+        if not self._run.resumed:
+            self._keep()
+
+    def end(self) -> None:
+        """The state after the last step: a run that dies while its results are made redoes no step."""
         self._keep()
 
     def after_step(self) -> None:
@@ -92,6 +98,8 @@ class _NoKeeper:
     def begin(self) -> None: ...
 
     def after_step(self) -> None: ...
+
+    def end(self) -> None: ...
 
 
 def make_keeper(keeping: str | Path | Keeping | None, run: Run) -> Keeper | _NoKeeper:

@@ -36,6 +36,7 @@ from clipwise.training.record import Record
 from clipwise.training.resolve import optimizer_of
 from clipwise.training.signals import StopRequests, stop_requests
 from clipwise.training.tensorboard import EventLog
+from clipwise.training.unfinished import SameSettings
 from clipwise.types import ClipwiseError
 
 
@@ -95,7 +96,7 @@ def train_into(
 
                 def on_end(done: Fit) -> dict[str, Any]:
                     """Everything is written before the ledger is closed, so that its last line can vouch for it."""
-                    written.append(_kept(settings, dataset, network, done, parts[2], folder, rescue))
+                    written.append(_kept(settings, dataset, network, done, parts[2], record, folder, rescue))
                     return folder.write_manifest()
 
                 _fit(settings, dataset, parts, folder, record, keeping, on_end, resume=resume)
@@ -123,15 +124,16 @@ def _kept(
     network: nn.Module,
     done: Fit,
     test_part: TensorDataset | None,
+    record: Record,
     folder: RunFolder,
     rescue: str | None,
 ) -> tuple[dict[str, Any], Statement]:
     """The results in the folder; where it cannot be written, elsewhere, and the first error is the one that is told."""
     try:
-        return _write(settings, dataset, network, done, test_part, folder)
+        return _write(settings, dataset, network, done, test_part, record, folder)
     except OSError as error:
         other = RunFolder(Path(tempfile.mkdtemp(prefix="clipwise-rescue-", dir=rescue)))
-        _write(settings, dataset, network, done, test_part, other)
+        _write(settings, dataset, network, done, test_part, record, other)
         raise ClipwiseError(
             f"{folder.path} cannot be written ({error}); model, statement and result were kept in {other.path}, the ledger is "
             f"{folder.ledger}"
@@ -188,7 +190,7 @@ def _fit(
         earlier=[ledger_of(run) for run in settings.after],
         checkpoints=keeping,
         resume=folder.checkpoints if resume else None,
-        parts={"record": record},
+        parts={"record": record, "settings": SameSettings(settings)},
         on_epoch=record.epoch,
         on_step=record.step,
         on_end=on_end,
@@ -239,9 +241,11 @@ def _write(
     network: nn.Module,
     done: Fit,
     test_part: TensorDataset | None,
+    record: Record,
     folder: RunFolder,
 ) -> tuple[dict[str, Any], Statement]:
     """Weights, statement and result; the result is what `clipwise train --json` prints."""
+    record.write(folder)
     folder.write("model.safetensors", save({k: v.contiguous() for k, v in network.state_dict().items()}))
     if not all(p.isfinite().all() for p in network.parameters()):
         folder.write("statement.md", done.statement.to_markdown())

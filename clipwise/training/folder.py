@@ -25,7 +25,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -65,16 +65,19 @@ class RunFolder:
     def alone(self) -> Iterator[None]:
         """One process writes to the folder at a time."""
         lock = self.path / ".lock"
-        try:
-            with holding(lock):
-                try:
-                    yield
-                finally:
-                    lock.unlink(missing_ok=True)
-        except Held as error:
-            raise BadArgument(
-                f"out={str(self.path)!r}: a run is under way there; wait for it, or name another"
-            ) from error
+        with ExitStack() as held:
+            try:
+                held.enter_context(holding(lock))
+            except Held as error:
+                raise BadArgument(
+                    f"out={str(self.path)!r}: a run is under way there; wait for it, or name another"
+                ) from error
+            except OSError as error:
+                raise BadArgument(
+                    f"out={str(self.path)!r} cannot be written ({error}); give yourself the right to, and run it again"
+                ) from error
+            held.callback(lock.unlink, missing_ok=True)
+            yield
 
     def write(self, name: str, content: str | bytes) -> None:
         durable.write(self.path / name, content)

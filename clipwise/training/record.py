@@ -14,7 +14,7 @@ PATH_POINTS = 1000  # of path.jsonl, at most: more than a chart has dots
 
 class Record:
     """Hears each step and epoch, passes them on, and keeps them; a checkpoint has its state. A full disk does not end a run:
-    the lines are written again after the next epoch."""
+    the lines are written again after the next epoch, and with the results."""
 
     def __init__(
         self,
@@ -39,13 +39,16 @@ class Record:
     def epoch(self, line: dict[str, Any]) -> None:
         self._lines.append(finite(line))
         try:
-            self._folder.write_lines("metrics.jsonl", self._lines)
-            self._folder.write_lines("path.jsonl", self._path)
+            self.write(self._folder)
         except OSError as error:
             self._notice(f"{self._folder.path} cannot be written ({error}); training goes on")
         if self._log:
             self._log.epoch(line)
         self._on_epoch(line)
+
+    def write(self, folder: RunFolder) -> None:
+        folder.write_lines("metrics.jsonl", self._lines)
+        folder.write_lines("path.jsonl", self._path)
 
     def state_dict(self) -> dict[str, Any]:
         return {"lines": self._lines, "path": self._path}

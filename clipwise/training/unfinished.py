@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from clipwise.accounting import Ledger, LedgerError
 from clipwise.checkpoint import Checkpoints
@@ -13,6 +16,16 @@ from clipwise.training.folder import MANIFEST, RunFolder
 from clipwise.training.options import TrainConfig
 from clipwise.types import BadArgument
 
+# What a run can leave before its first checkpoint is whole; anything else in a folder is not ours to remove.
+_AT_FIRST = {
+    "config.toml",
+    ".config.toml.part",
+    "ledger.jsonl",
+    ".ledger.jsonl.head",
+    "checkpoints",
+    "result.json",
+    ".lock",
+}
 _MOST_BESIDE = 200  # folders that are looked at, so that a new run among thousands starts at once
 
 
@@ -23,10 +36,45 @@ def begun(out: str | None) -> RunFolder | None:
     folder = RunFolder(Path(out))
     if not folder.path.exists():
         return None
-    ended = (folder.path / MANIFEST).exists() and (not folder.ledger.exists() or Ledger.read(folder.ledger).closed)
-    if ended:  # and not only killed while it wrote its files
+    if ended(folder):
         raise BadArgument(f"out={out!r}: that run has ended; name another folder for a new one")
     return folder if Checkpoints(folder.checkpoints).newest() is not None else None
+
+
+def ended(folder: RunFolder) -> bool:
+    """Whether a run ended well here, and was not killed while it wrote its files: the ledger is closed after the last one."""
+    return (folder.path / MANIFEST).exists() and (not folder.ledger.exists() or Ledger.read(folder.ledger).closed)
+
+
+def forget_if_unspent(out: str) -> None:
+    """Give the name back of a run that died before its first checkpoint: it had charged nothing, and begins anew."""
+    folder = RunFolder(Path(out))
+    if not folder.path.is_dir() or {path.name for path in folder.path.iterdir()} - _AT_FIRST:
+        return  # not what a run leaves at its start
+    with folder.alone():
+        if folder.ledger.exists() and b"\n" in folder.ledger.read_bytes() and Ledger.read(folder.ledger).events():
+            raise BadArgument(
+                f"out={out!r}: the run there has charges and no checkpoint to go on from; start a new one in another folder, "
+                f"with --after {out}"
+            )
+        shutil.rmtree(folder.path)
+
+
+class SameSettings:
+    """The options, as a part of a run's state: it goes on with those that it was kept with, whatever config.toml says by
+    then. Where things lie may change; whether the data is the same is known by its fingerprint."""
+
+    def __init__(self, settings: TrainConfig):
+        self._options = json.loads(settings.model_dump_json(exclude={"out", "data", "tensorboard", "after"}))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"options": self._options}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        kept = state["options"]
+        for name in dict.fromkeys((*kept, *self._options)):
+            if kept.get(name) != self._options.get(name):
+                raise ValueError(f"{name} was {kept.get(name)!r}, and is {self._options.get(name)!r}")
 
 
 def refuse_other_settings(folder: RunFolder, settings: TrainConfig) -> None:
@@ -45,9 +93,11 @@ def unfinished_beside(folder: RunFolder, settings: TrainConfig) -> Iterator[str]
     counted = {Path(run).resolve() for run in settings.after}
     beside = sorted(folder.path.resolve().parent.glob("*/ledger.jsonl"))[:_MOST_BESIDE]
     for path in (ledger.parent for ledger in beside):
-        if path == folder.path.resolve() or path in counted or (path / "model.safetensors").exists():
+        if path == folder.path.resolve() or path in counted:
             continue
         try:
+            if ended(RunFolder(path)):
+                continue
             other = make_config(read_config(path / "config.toml"), str(path))
             if other.data != settings.data:
                 continue

@@ -343,7 +343,7 @@ def _run_folder() -> Reader:
             folder.write("config.toml", 'data = "digits"\n')
             folder.write("model.safetensors", b"weights")
             ledger.close(folder.write_manifest())
-        files = {path.name: path.read_bytes() for path in sorted(folder.path.iterdir())}
+        files = {path.name: path.read_bytes() for path in sorted(folder.path.iterdir()) if path.name[0] != "."}
     return Reader("run folder", files, verify, strict=True)
 
 
