@@ -55,6 +55,11 @@ class Layout:
         default_factory=dict
     )  # of others: dimension of rows, a batch's shape
 
+    def sizes(self, batch: Any) -> tuple[int, ...]:
+        """Of the dimensions that follow the longest record, in this batch."""
+        found = (_tensor(_get(batch, path)).shape[dim] for path, _, dims, _ in self.padded for dim in dims)
+        return tuple(dict.fromkeys(found))
+
     def padding(self, batch: Any) -> Padding | None:
         """Of the row that is padded most; None where no row is padded."""
         self._refuse_other_shapes(batch)
