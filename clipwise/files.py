@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 MOST_BYTES = 64 << 20  # of a text (a config, a manifest, metrics of a very long run): far above all that were seen
 MOST_CONFIG = 1 << 18  # bytes of options: PyYAML reads some 100 kB a second
 _DEEPEST = 32  # levels of nesting, and parts of a dotted key; options have three
-_LARGEST_INT = 2**63
+_LARGEST_INT = 2**63  # in size: what 64 bits hold, which is all that TOML promises
 _SHOWN = 40  # characters of a number in a message
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 

@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 _Model = TypeVar("_Model", bound=nn.Module)
-MOST_GROUPS = 32
+MOST_GROUPS = 32  # of channels, as GroupNorm was published with
 FEWEST_FEATURES = 16  # in a group, after a linear layer
 
 

@@ -16,6 +16,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -72,6 +73,43 @@ def refuse_optimizer(optimizer: Optimizer) -> None:
     if isinstance(optimizer, SparseAdam):
         raise Unsupported(
             "optimizer: SparseAdam takes sparse gradients alone, and a released gradient has noise at every place; use Adam"
+        )
+
+
+def trainable_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
+    """The parameters that will be trained, by name, after refusing what cannot be trained privately."""
+    if not isinstance(model, nn.Module):
+        raise BadArgument(f"model={type(model).__name__} is not a torch.nn.Module; give the model itself")
+    if not isinstance(optimizer, Optimizer):
+        raise BadArgument(
+            f"optimizer={type(optimizer).__name__} is not a torch.optim optimizer; make one on model.parameters()"
+        )
+    refuse_other_ranks()
+    refuse_model(model)
+    refuse_optimizer(optimizer)
+    refuse_claimed(model)
+    held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+    own = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not own:
+        raise BadArgument("model: no parameter requires a gradient; unfreeze at least one layer")
+    if strange := held - {id(p) for p in own.values()}:
+        raise BadArgument(
+            f"optimizer: {len(strange)} of its parameters are not the model's; put every module that is trained into one model"
+        )
+    if forgotten := [name for name, p in own.items() if id(p) not in held]:
+        raise BadArgument(
+            f"optimizer: it does not hold {', '.join(forgotten[:5])}{' ...' if len(forgotten) > 5 else ''}; "
+            "add them, or freeze them with requires_grad_(False)"
+        )
+    return own
+
+
+def check_groups(name: str, needed: bool, groups: Any) -> None:
+    if needed and groups is None:
+        raise BadArgument(f"groups=None: method {name!r} wants the group of each record; give a function of the batch")
+    if groups is not None and not callable(groups):
+        raise BadArgument(
+            f"groups={groups!r} is not a function; give one of the batch, that tells the group of each row"
         )
 
 

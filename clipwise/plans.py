@@ -114,7 +114,7 @@ class Plan:
         validate.choice("sampling", self.sampling, SAMPLING)
         if self.steps is not None:
             validate.count("steps", self.steps)
-        if self.method.sound:  # a side query that leaves no room, at any step, is refused now
+        if self.method.sound:  # a side query that leaves the gradient nothing, at any step, is refused now
             try:
                 gradient_share(self.context.noise_multiplier, [s.noise_multiplier for s in self.side_queries])
             except BadArgument as problem:

@@ -11,12 +11,9 @@ The drop-in API (dropin.py) and the training loop (loop/fit.py) stand on it. A l
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Self
@@ -28,14 +25,14 @@ from torch.utils.data import DataLoader
 
 from clipwise import __version__, guards, plans, validate
 from clipwise.accounting import Epsilon, Ledger, StepEvent, epsilon, within
-from clipwise.accounting.book import Mark
-from clipwise.accounting.ledger import LedgerExists, block_of
-from clipwise.checkpoint import Checkpoint, CheckpointCorrupt, Checkpoints
+from clipwise.checkpoint import Checkpoints
+from clipwise.facts import cost_of_groups, counted, noise_path, public_facts
 from clipwise.keystream import Key
 from clipwise.mechanism import Mechanism, Performance, chosen
 from clipwise.noise import GaussianNoise, Noise
 from clipwise.norms import ROW_WISE, Bookkeeping, PlainEngine
 from clipwise.plans import Counted, Facts, Plan, check_delta
+from clipwise.resuming import check_resume, open_ledger, plan_fingerprint, with_what_is_left
 from clipwise.sampling import SampledLoader, check_collate, check_loader
 from clipwise.state import Generators, Part, RunState, StepState, data_fingerprint
 from clipwise.statement import Statement
@@ -72,13 +69,8 @@ class Run:
         are there only after `restore`."""
         mechanism, performance = chosen(mechanism, performance, options)
         self.mechanism, self.performance = mechanism, performance
-        validate.choice("loss_reduction", loss_reduction, ("mean", "sum"))
-        if loss_declared is not None:
-            validate.choice("loss_declared", loss_declared, (ROW_WISE,))
-        parameters = trainable_parameters(model, optimizer)
-        numbers = sum(p.numel() for p in parameters.values())
-        rate = float(optimizer.param_groups[0]["lr"])
-        facts = Facts(check_loader(loader), numbers, loader.batch_size, rate, after)
+        parameters = guards.trainable_parameters(model, optimizer)
+        facts = _facts(loader, parameters, optimizer, after)
         self.model = model
         self._notes: list[str] = []
         self.resumed = resume is not None
@@ -89,18 +81,18 @@ class Run:
         new = ledger is not None and not os.path.lexists(ledger)
         self._saved = None if resume is None else Checkpoints(resume).newest(notify)
         plan, facts = self._planned(facts, ledger, books)
-        _check_groups(plan, groups)
+        guards.check_groups(plan.method.name, plan.method.needs_groups, groups)
         self._data = data_fingerprint(loader.dataset, mechanism.seed)
         if resume is not None:
-            self._check_resume(resume, plan)
-        self._fingerprint = self._of_plan(plan, parameters, optimizer, loader)
-        book = self._open(ledger if plan.private else None, plan, books)
+            check_resume(resume, self._saved, plan, self._data)
+        self._fingerprint = plan_fingerprint(plan, mechanism, performance, parameters, optimizer, loader, self._data)
+        book = open_ledger(ledger if plan.private else None, plan, books, self._saved, self._fingerprint)
         self._ledger_path = ledger
         own = [] if facts.counted is None else [facts.counted.event]
         self._goes_on = book.events() != own  # an older ledger whose charges count
         try:
             if self._saved is not None and book.stream == book.segment:  # steps are redone with other noise
-                plan = self._with_what_is_left(plan, facts, book, self._saved.step)
+                plan = with_what_is_left(plan, mechanism, facts, book, self._saved.step)
             self._assemble(plan, engine, book, optimizer, loader, collated, groups)
         except BaseException:  # the user's own code, say: the ledger is let go of, and a new one leaves no trace
             book.close()
@@ -171,6 +163,9 @@ class Run:
         loss_declared: str | None,
         notify: Callable[[str], None],
     ) -> Engine:
+        validate.choice("loss_reduction", loss_reduction, ("mean", "sum"))
+        if loss_declared is not None:
+            validate.choice("loss_declared", loss_declared, (ROW_WISE,))
         if not self.mechanism.private:
             return PlainEngine(parameters, loss_reduction=loss_reduction)
 
@@ -190,87 +185,6 @@ class Run:
 
     # -- a run that goes on
     # ----------------------------------------------------------------------------------------------
-
-    def _check_resume(self, folder: str | Path, plan: Plan) -> None:
-        saved = self._saved
-        if saved is None:
-            raise BadArgument(f"resume={str(folder)!r} holds no checkpoint; give the folder that the run was saved to")
-        if saved.facts.get("data") != self._data:
-            raise BadArgument(
-                f"resume={str(folder)!r}: the checkpoint is of a run on other data; go on with the same data, or start a new run"
-            )
-        mine, theirs = public_facts(plan), saved.facts["run"]
-        for name in ("method", "method_options", "sampling"):
-            if theirs.get(name) != json.loads(json.dumps(mine[name])):
-                raise BadArgument(
-                    f"resume={str(folder)!r}: the run had {name}={theirs.get(name)!r}, and {mine[name]!r} is asked for; resume "
-                    "with the same method, or start a new run"
-                )
-
-    def _of_plan(
-        self, plan: Plan, parameters: Mapping[str, nn.Parameter], optimizer: Optimizer, loader: DataLoader[Any]
-    ) -> str | None:
-        """Of everything that a redone step must share with the first one to be the same release, bit for bit; None where it
-        cannot be: without a seed the noise is lost, and workers or a device draw and add in an order of their own."""
-        device = next(iter(parameters.values())).device
-        repeatable = device.type == "cpu" or torch.are_deterministic_algorithms_enabled()
-        if self.mechanism.seed is None or loader.num_workers or not repeatable:
-            return None
-        settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
-        facts = {
-            **public_facts(plan),
-            "seed": self.mechanism.seed,
-            "performance": self.performance.model_dump(),
-            "parameters": {name: [*p.shape, str(p.dtype)] for name, p in parameters.items()},
-            "optimizer": [type(optimizer).__name__, settings],
-            "data": self._data,
-            "machine": [str(device), torch.get_num_threads(), torch.__version__],
-        }
-        return hashlib.sha256(json.dumps(facts, sort_keys=True, default=repr).encode()).hexdigest()
-
-    def _open(self, path: str | Path | None, plan: Plan, earlier: Sequence[Ledger]) -> Ledger:
-        """In memory, or a file: a new one, or an old one that goes on (its charges stay, and count)."""
-        facts, block, saved = public_facts(plan), block_of(plan.steps), self._saved
-        if path is None:
-            if saved is not None and plan.private:
-                raise BadArgument("ledger=None: a run that goes on needs the ledger it was charged to; give its file")
-            return Ledger.in_memory(run=facts, after=earlier, block=block)
-        if saved is None:
-            with suppress(LedgerExists):
-                return Ledger.create(path, run=facts, plan_fingerprint=self._fingerprint, after=earlier, block=block)
-        elif not Path(path).exists():
-            raise BadArgument(f"ledger={str(path)!r} does not exist; give the ledger that the run was charged to")
-        else:
-            _refuse_unmarked(saved, path)
-        replays = saved is not None and self._fingerprint is not None
-        return Ledger.open(
-            path,
-            run=facts,
-            plan_fingerprint=self._fingerprint,
-            resumes=(saved.step, saved.digest) if saved is not None and replays else None,
-            must_contain=None if saved is None else saved.facts["ledger_head"],
-            after=earlier if saved is None else (),  # a run that goes on has them in its ledger
-            block=block,
-        )
-
-    def _with_what_is_left(self, plan: Plan, facts: Facts, book: Ledger, taken: int) -> Plan:
-        """The plan with as much more noise as the steps that were charged in vain make necessary."""
-        if plan.target_epsilon is None or plan.delta is None or plan.steps is None or not plan.method.sound:
-            return plan
-        spent, left = book.events(), max(0, plan.steps - taken)
-        coming = [*(plan.coming(taken, left) if left else ()), *plan.after]
-        if not coming or within([*spent, *coming], plan.delta, plan.target_epsilon, plan.accountant):
-            return plan
-        try:
-            if not left:
-                raise BadArgument("the releases that follow the last step were charged before, and would be again")
-            return plans.make(self.mechanism, facts, spent=spent, taken=taken)
-        except BadArgument as error:
-            book.close()
-            raise BudgetExhausted(
-                f"the {left} steps that are left do not fit into epsilon={plan.target_epsilon:g} any more ({error}); state a larger "
-                "epsilon, or take the weights as they are"
-            ) from error
 
     def restore(self, **parts: Part) -> None:
         """Add the parts that a loop has beside the run's own, and load them all where a run goes on."""
@@ -454,43 +368,20 @@ class Run:
             steps=sum(event.count for event in self.ledger.events()),
             planned_steps=None if plan.steps is None else plan.steps + len(plan.after) + (plan.counted is not None),
             noise_multiplier=plan.noise_multiplier,
-            noise_schedule=self._noise_path(),
+            noise_schedule=noise_path(plan, self.state.step),
             claimed_epsilon=None
             if plan.delta is None
             else method.claimed_epsilon(self.state.method, plan.context, plan.delta),
             side_queries=tuple(side._asdict() for side in plan.side_queries),
             size_is_public=plan.size_is_public,
-            size_released=_counted(plan),
+            size_released=counted(plan),
             loss=self.engine.loss.statement() if isinstance(self.engine, Bookkeeping) else "not looked at",
             seeded=self.mechanism.seed is not None,
             ledger=self._ledger_name(),
             ledger_head=self.ledger.head if plan.private else "",
-            notes=(*self._notes, *self._cost_of_groups()),
+            notes=(*self._notes, *cost_of_groups(plan)),
             versions=f"clipwise {__version__}, torch {torch.__version__}",
         )
-
-    def _cost_of_groups(self) -> list[str]:
-        """What a method that treats groups apart does with the labels; nothing for any other."""
-        if not self.plan.method.needs_groups:
-            return []
-        sides = "; ".join(
-            f"{s.name}, {s.width} numbers, noise multiplier {s.noise_multiplier:g} at l2 bound {s.l2_bound:g}"
-            for s in self.plan.side_queries
-        )
-        return [
-            f"group labels: {self.plan.method.name} reads the group of each record. A record's label is part of the record, "
-            f"and protected with it. What is released about groups at every step ({sides}) is part of the step's noise and "
-            "of the epsilon above. The number of groups and their names are treated as public."
-        ]
-
-    def _noise_path(self) -> str:
-        """The schedule in words: its text, and the noise of the first and the last step."""
-        plan = self.plan
-        last = (plan.steps or max(1, self.state.step)) - 1
-        first, final = plan.total(0), plan.total(last)
-        if plan.schedule.kind == "constant" and first == final:
-            return "constant"
-        return f"{plan.schedule}, from {first:.6g} to {final:.6g} at step {last}"
 
     def _ledger_name(self) -> str:
         if not self.plan.private:
@@ -498,82 +389,14 @@ class Run:
         return "in memory" if self._ledger_path is None else str(self._ledger_path)
 
 
-def public_facts(plan: Plan) -> dict[str, Any]:
-    """What a ledger says of the run that it belongs to."""
-    return {
-        "method": plan.method.name,
-        "method_options": dataclasses.asdict(plan.method),
-        "sampling": plan.sampling,
-        "sample_rate": plan.sample_rate,
-        "expected_batch_size": plan.expected_batch_size,
-        "sound": plan.method.sound,
-        "noise_multiplier": plan.noise_multiplier,
-        "schedule": str(plan.schedule),
-        "steps": plan.steps,
-        "target_epsilon": plan.target_epsilon if plan.private else None,
-        "delta": plan.delta,
-        "neighbours": plan.neighbours,
-        **({} if plan.counted is None else {"counted": _counted(plan)}),
-        "clipwise": __version__,
-    }
-
-
-def _refuse_unmarked(saved: Checkpoint, ledger: str | Path) -> None:
-    """A state that the ledger did not see kept: changed since, with its manifest, or of another run."""
-    book = Ledger.read(ledger, must_contain=saved.facts["ledger_head"]).book
-    if not any(Mark(saved.step, saved.digest) in segment.marks for segment in book.segments):
-        raise CheckpointCorrupt(
-            f"{saved.path} is not a state that {ledger} has on record: it was changed after it was kept; remove it to go on from "
-            "the one before"
-        )
-
-
-def _counted(plan: Plan) -> dict[str, Any] | None:
-    """Of a private number of records: what was released of it, and the noise that is in it."""
-    count = plan.counted
-    return None if count is None else {"records": count.records, "noise_multiplier": count.event.noise_multiplier}
-
-
-def _check_groups(plan: Plan, groups: Any) -> None:
-    if plan.method.needs_groups and groups is None:
-        raise BadArgument(
-            f"groups=None: method {plan.method.name!r} wants the group of each record; give a function of the batch"
-        )
-    if groups is not None and not callable(groups):
-        raise BadArgument(
-            f"groups={groups!r} is not a function; give one of the batch, that tells the group of each row"
-        )
+def _facts(
+    loader: DataLoader[Any], parameters: Mapping[str, nn.Parameter], optimizer: Optimizer, after: tuple[float, ...]
+) -> Facts:
+    numbers = sum(p.numel() for p in parameters.values())
+    return Facts(check_loader(loader), numbers, loader.batch_size, float(optimizer.param_groups[0]["lr"]), after)
 
 
 def _out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return any(words in str(error) for words in ("out of memory", "can't allocate memory", "not enough memory"))
-
-
-def trainable_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
-    """The parameters that will be trained, by name, after refusing what cannot be trained privately."""
-    if not isinstance(model, nn.Module):
-        raise BadArgument(f"model={type(model).__name__} is not a torch.nn.Module; give the model itself")
-    if not isinstance(optimizer, Optimizer):
-        raise BadArgument(
-            f"optimizer={type(optimizer).__name__} is not a torch.optim optimizer; make one on model.parameters()"
-        )
-    guards.refuse_other_ranks()
-    guards.refuse_model(model)
-    guards.refuse_optimizer(optimizer)
-    guards.refuse_claimed(model)
-    held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
-    own = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if not own:
-        raise BadArgument("model: no parameter requires a gradient; unfreeze at least one layer")
-    if strange := held - {id(p) for p in own.values()}:
-        raise BadArgument(
-            f"optimizer: {len(strange)} of its parameters are not the model's; put every module that is trained into one model"
-        )
-    if forgotten := [name for name, p in own.items() if id(p) not in held]:
-        raise BadArgument(
-            f"optimizer: it does not hold {', '.join(forgotten[:5])}{' ...' if len(forgotten) > 5 else ''}; "
-            "add them, or freeze them with requires_grad_(False)"
-        )
-    return own

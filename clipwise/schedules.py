@@ -37,7 +37,7 @@ _DECAY = {
     "levels": None,
 }
 KINDS = tuple(_DECAY)
-_EVERY = 10
+_EVERY = 10  # epochs between the steps of 'step', as papers 000 and 001 have it
 _SMALLEST = 1e-9  # a factor is not taken below this: 0 would be no noise at all
 
 

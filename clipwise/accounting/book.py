@@ -25,7 +25,7 @@ from clipwise import validate
 from clipwise.accounting.events import LEAST_NOISE, Event, FixedSizeEvent, StepEvent, accountable_steps
 from clipwise.types import ClipwiseError
 
-SCHEMA = 2
+SCHEMA = 2  # of the lines; a change that older versions cannot read counts it up
 LARGEST_NOISE = 1e6  # beyond this a multiplier is a typing error or an attack, not a training run
 _KINDS: dict[str, type[Event]] = {"poisson": StepEvent, "fixed-size": FixedSizeEvent}
 _NAMES = {kind: name for name, kind in _KINDS.items()}

@@ -20,7 +20,7 @@ from clipwise.accounting.events import Event, StepEvent
 from clipwise.types import BadArgument
 
 _LEAST_NOISE, _MOST_NOISE = 0.01, 1e6
-_MOST_STEPS = 10_000_000
+_MOST_STEPS = 10_000_000  # of a run: no training has more, and a search for the most steps must end
 _TOLERANCE = 1e-5  # in log noise
 
 

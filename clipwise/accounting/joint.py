@@ -33,11 +33,11 @@ def gradient_share(total: float, sides: Sequence[float]) -> float:
     if total == 0 or not checked:  # at 0 no noise is asked for: the step is not private, whatever the sides add
         return total
     # Exact rational arithmetic: the difference cancels when a side takes nearly everything.
-    room = 1 - sum(((Fraction(total) / Fraction(side)) ** 2 for side in checked), start=Fraction(0))
-    if room <= 0:
+    left = 1 - sum(((Fraction(total) / Fraction(side)) ** 2 for side in checked), start=Fraction(0))
+    if left <= 0:
         least = total * math.sqrt(len(checked))
         raise BadArgument(
             f"sides={checked!r} leave no noise budget for the gradient at total={total!r}; give each of the "
             f"{len(checked)} side queries a noise multiplier above {least:.6g}, or lower the total"
         )
-    return total / math.sqrt(room)
+    return total / math.sqrt(left)

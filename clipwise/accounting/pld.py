@@ -97,21 +97,21 @@ def _one_direction(events: tuple[StepEvent, ...], delta: float, *, removal: bool
     for _ in range(_ATTEMPTS):
         lower, upper = (losses.beyond(centre, math.log(_FOLDED), side) for side in (-1, 1))
         top = max(far.mean, upper.mean)
-        room = top - lower.mean
+        span = top - lower.mean
         width = losses.width_for(centre, relative * max(centre.mean, 1e-2 * math.sqrt(centre.variance), 1e-300))
-        width = min(max(width, room / _MOST_POINTS), room / _LEAST_POINTS)
+        width = min(max(width, span / _MOST_POINTS), span / _LEAST_POINTS)
         # A step's own losses, too, are held on a bounded number of points.
-        width = max(width, (min(losses.largest, top) - max(losses.smallest, min(lower.mean, 0) - room)) / _MOST_POINTS)
+        width = max(width, (min(losses.largest, top) - max(losses.smallest, min(lower.mean, 0) - span)) / _MOST_POINTS)
         if not width > 1e-300:
             return math.inf
-        margin = 16 + math.ceil((0.01 * room + 8 * math.sqrt(losses.spread_by_grid(centre, width))) / width)
-        points = fft.next_fast_len(math.ceil(room / width) + 2 * margin, real=True)
+        margin = 16 + math.ceil((0.01 * span + 8 * math.sqrt(losses.spread_by_grid(centre, width))) / width)
+        points = fft.next_fast_len(math.ceil(span / width) + 2 * margin, real=True)
         start = math.floor(lower.mean / width) - margin
         composed = _compose(events, centre.tilt, far.tilt, width, start, points, cut, removal)
         value, previous = _epsilon(composed, delta), best
         best = min(best, value)
-        settled = abs(value - centre.mean) <= 0.1 * value or value > 0.999 * previous
-        if (settled and value < math.inf) or value == 0:
+        close_enough = abs(value - centre.mean) <= 0.1 * value or value > 0.999 * previous
+        if (close_enough and value < math.inf) or value == 0:
             break
         # The loss is far from normal, and under so strong a tilt rare large losses may crowd the window: ease off.
         centre = losses.at(centre.tilt / 2)
@@ -192,8 +192,8 @@ def _fold(level: np.ndarray, points: int) -> np.ndarray:
 
 def _epsilon(composed: _Composed, delta: float) -> float:
     """The smallest epsilon of the window at which the bound on delta holds; its first loss if it holds there."""
-    losses, room = composed.losses, delta - composed.lost
-    if not room > 0:
+    losses, left = composed.losses, delta - composed.lost
+    if not left > 0:
         return math.inf
     masses = np.exp(composed.log_scale - composed.tilt * losses) * composed.masses
 
@@ -203,13 +203,13 @@ def _epsilon(composed: _Composed, delta: float) -> float:
     fails, fits = -1, len(losses) - 1  # at the last loss of the window, only what is lost is spent
     while fits - fails > 1:
         middle = (fails + fits) // 2
-        fails, fits = (fails, middle) if spent(middle) <= room else (middle, fits)
+        fails, fits = (fails, middle) if spent(middle) <= left else (middle, fits)
     if fits == 0:
         return max(0.0, float(losses[0]))
     # Between two grid points delta is linear in exp(epsilon).
     whole = float(masses[fits:].sum()) * (1 + 1e-12)
     other = float((masses[fits:] * np.exp(losses[fits] - losses[fits:])).sum())
-    step = math.log((whole - room) / other) if whole > room else -math.inf
+    step = math.log((whole - left) / other) if whole > left else -math.inf
     return max(0.0, float(losses[fits - 1]), float(losses[fits]) + min(step, 0.0)) * (1 + 1e-12)
 
 

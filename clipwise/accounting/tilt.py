@@ -26,7 +26,7 @@ from clipwise.accounting.events import StepEvent
 
 _NODES = 121  # of the trapezoid rule, which is very accurate on a normal density
 _LEAST_TILT = -0.5  # near the tilt at which the loss centres on epsilon 0
-_HUGE = 1e30
+_HUGE = 1e30  # stands for an infinite log, so that differences are not NaN
 
 
 class Tilted(NamedTuple):

@@ -11,7 +11,7 @@ from clipwise.cli import output
 from clipwise.types import BadArgument
 
 _MOST_POINTS = 2000  # of a line
-_MOST_LINES = 40
+_MOST_LINES = 40  # schedules in one picture: more cannot be told apart
 
 
 def plot_schedule(

@@ -19,7 +19,7 @@ from clipwise.clipping.contract import Context
 from clipwise.clipping.histogram import HistogramMethod, HistogramState
 from clipwise.types import Released
 
-ROUNDS = 30
+ROUNDS = 30  # of the search, at most: each moves the best threshold to between a tenth and twice of it, and the paper's loop has no end
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from clipwise.types import BadArgument
 
-_MOST_MEMBERS = 1000
+_MOST_MEMBERS = 1000  # of an archive: far above the data sets here, against one made to fill a disk
 _BROKEN = (
     OSError,
     EOFError,

@@ -12,7 +12,7 @@ from clipwise.data.archive import members
 from clipwise.data.source import Array
 from clipwise.types import BadArgument
 
-_PIXELS = 3 * 32 * 32
+_PIXELS = 3 * 32 * 32  # bytes of an image
 
 
 def read_binary(path: Path, files: Mapping[str, int], label_bytes: int) -> Array:

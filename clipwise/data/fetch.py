@@ -25,7 +25,7 @@ from clipwise.types import BadArgument, ClipwiseError
 
 Progress = Callable[[str, int, int], None]  # file, bytes so far, bytes in all
 
-_CHUNK = 256 * 1024
+_CHUNK = 256 * 1024  # bytes read at once: progress is shown after each
 _TIMEOUT = 30.0  # seconds without a byte
 _MOST_CUTS = 5  # in a row, without a byte between them
 _MOST_REQUESTS = 100  # for one file

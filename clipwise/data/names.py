@@ -13,7 +13,7 @@ from clipwise.data.text import Characters
 from clipwise.types import BadArgument
 
 _SITE = "https://raw.githubusercontent.com/spro/practical-pytorch/master/data/names/"
-_MOST_BYTES = 1024 * 1024
+_MOST_BYTES = 1024 * 1024  # of one file: far above the largest
 _TABLE = {
     "Arabic": (13_190, "6f424a8dbe51cbbbabab7a57d38b617210125e4e3991f3c657cb79b8f104bafc"),
     "Chinese": (1_246, "09ba8f1f7e38dbc99372d461b26ad4433b811fc6bfa6a3ecca6fe11a9a777465"),

@@ -12,7 +12,7 @@ from clipwise.data.archive import unzipped
 from clipwise.data.source import Array
 from clipwise.types import BadArgument
 
-SIDE = 32
+SIDE = 32  # pixels of an image, as CIFAR and SVHN have
 _IMAGE = 3 * SIDE * SIDE
 
 

@@ -27,7 +27,7 @@ Text = str | tuple[str, str]  # a pair is two texts with a separator between the
 
 PADDING, UNKNOWN, SEPARATOR = 0, 1, 2
 _RESERVED = 3  # the three above
-_MOST_TOKENS = 1_000_000
+_MOST_TOKENS = 1_000_000  # in a vocabulary: more is a typing error
 _BY_NAME = ("hashed", "training")
 _WORD = re.compile(r"\w+(?:'\w+)?|[!?]")  # words, contractions whole; of the punctuation only what carries a mood
 

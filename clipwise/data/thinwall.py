@@ -18,13 +18,13 @@ from clipwise.data.lines import bounded_lines
 from clipwise.data.source import UNTUNED, Array, Edition, File, Recipe, Source, Split
 from clipwise.types import BadArgument
 
-SIDE = 200
+SIDE = 200  # pixels, cut around the melt pool
 MELTING = 1600.0  # degrees, near the solidus of Ti-6Al-4V: pixels as hot as this are the melt pool
 HOTTEST = 3000.0  # degrees that become 1; a public constant above what the pyrometer reads
 _LABELS = "thinwall/labels.csv"
 _LONGEST_LINE = 256 * 1024  # characters, for 752 temperatures
-_MOST_ROWS = 4096
-_TEST_SHARE = 0.25
+_MOST_ROWS = 4096  # of an image: 480 as published
+_TEST_SHARE = 0.25  # of the records
 
 
 def read_thinwall(root: Path) -> tuple[Split, Split]:

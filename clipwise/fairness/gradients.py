@@ -38,7 +38,7 @@ from clipwise.types import BadArgument
 MOST_RECORDS = 500  # of a group: a share is then known to 2 per cent
 ROWS = 256  # at once
 _VANISHING = 1e-12  # a norm so small that no method clips for its length
-_ROUNDING = 1e-9
+_ROUNDING = 1e-9  # relative: a weight within it of the one for a vanishing norm is not clipped
 
 Loss = Callable[[Any, Tensor], Tensor]  # (output, target) -> one loss a row, or the mean over the rows
 

@@ -21,9 +21,9 @@ from clipwise import validate
 from clipwise.fairness.metrics import NO_RECORDS, NOT_FINITE, ONE_CLASS, Array, Measure, binary_columns
 from clipwise.types import BadArgument
 
-RESAMPLES = 1000
+RESAMPLES = 1000  # of the bootstrap, as usual for percentile intervals
 AUC_RESAMPLES = 200  # each sorts all records once a class
-LEVEL = 0.95
+LEVEL = 0.95  # chance that an interval covers
 _CELLS = 4_000_000  # of a matrix of draws held at once
 
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from clipwise.losses import Loss
 from clipwise.types import BadArgument
 
-EVALUATION_ROWS = 1024
+EVALUATION_ROWS = 1024  # test records at a time, to bound memory; figures do not depend on it
 
 
 def accuracy(model: nn.Module, data: Dataset, device: torch.device | None = None) -> float:

@@ -178,9 +178,7 @@ def fit(
         report = Reporter(model, made, test, loss, on_epoch, on_step, average)
         model.train()
         per_epoch = run.plan.steps_per_epoch
-        rates = rate_schedule.start(
-            made, epochs=epochs, steps_per_epoch=per_epoch, higher_is_better=report.higher_is_better
-        )
+        rates = rate_schedule.start(made, epochs, per_epoch, higher_is_better=report.higher_is_better)
         keeper = make_keeper(checkpoints, run)
         run.engine.install()
         run.restore(average=average, rates=rates, report=report, **(parts or {}))

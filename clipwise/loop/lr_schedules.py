@@ -119,7 +119,7 @@ class LrSchedule:
             "these are public; the guarantee is about the training records alone"
         )
 
-    def start(self, optimizer: Optimizer, *, epochs: int, steps_per_epoch: int, higher_is_better: bool = True) -> Rates:
+    def start(self, optimizer: Optimizer, epochs: int, steps_per_epoch: int, *, higher_is_better: bool = True) -> Rates:
         """`higher_is_better` is of the figure that `plateau` watches."""
         return Rates(self, optimizer, epochs, steps_per_epoch, higher_is_better)
 

@@ -90,12 +90,13 @@ def test_no_momentum_no_cycle_of_it():
 @pytest.mark.parametrize(("higher", "figures"), [(True, [0.5, 0.4, 0.3, 0.2]), (False, [0.5, 0.6, 0.7, 0.8])])
 def test_plateau_follows_the_public_figure(higher, figures):
     made = optimizer()
-    rates = make_lr_schedule("plateau:on=public-test,patience=1,factor=0.5").start(made, epochs=4, steps_per_epoch=1)
+    schedule = make_lr_schedule("plateau:on=public-test,patience=1,factor=0.5")
+    rates = schedule.start(made, epochs=4, steps_per_epoch=1, higher_is_better=higher)
     seen = []
     for figure in figures:
         made.step()
         rates.after_step()
-        rates.after_epoch(figure, higher_is_better=higher)
+        rates.after_epoch(figure)
         seen.append(made.param_groups[0]["lr"])
     assert seen == [LR, LR, LR / 2, LR / 2]
     assert "public" in make_lr_schedule("plateau:on=public-test").note

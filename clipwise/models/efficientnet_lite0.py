@@ -23,7 +23,7 @@ from clipwise.models.pretrained import read_tensors
 from clipwise.types import BadArgument
 
 SIZE = 128  # pixels; the network is at its best with 224, at three times the cost
-FEATURES = 1280
+FEATURES = 1280  # numbers before its last layer, as published
 _EPS = 1e-3  # of its batch norms
 
 

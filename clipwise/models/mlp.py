@@ -14,7 +14,7 @@ from torch import nn
 from clipwise.models.architecture import ANY, Architecture, Records
 from clipwise.models.tokens import refuse_tokens
 
-HIDDEN = 128
+HIDDEN = 128  # units; a round number, not tuned
 
 
 def _build(records: Records, _: Any) -> nn.Module:

@@ -20,7 +20,7 @@ from clipwise.models.scaled_conv import ScaledStdConv2d
 
 LEAST = 32  # pixels: the network halves them five times
 ALPHA = 0.2  # of what a block adds
-ATTENTION_GAIN = 2.0
+ATTENTION_GAIN = 2.0  # makes up for the mean of a sigmoid, 1/2; as published
 # What keeps the variance through an activation at 1 (the papers' constants).
 GELU_GAMMA, RELU_GAMMA = 1.7015043497085571, 1.7139588594436646
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from clipwise.models.architecture import IMAGE, Architecture, Records, refuse_small
 
 LEAST = 32  # pixels: the network halves them five times
-GROUPS = 32
-WIDTHS = (64, 128, 256, 512)
+GROUPS = 32  # of channels, as GroupNorm was published with; divides every width below
+WIDTHS = (64, 128, 256, 512)  # channels of the four stages, as published
 
 
 class Block(nn.Module):

@@ -118,9 +118,9 @@ class ScaledStdConvKernel(Kernel):
     def in_blocks(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> Part:
         roles, (x, *same_for_all) = tuple(call.params), saved
 
-        def form(room: Sequence[Tensor], x: Tensor, b: Tensor) -> None:
+        def form(memory: Sequence[Tensor], x: Tensor, b: Tensor) -> None:
             grads = self.direct(call, (x, *same_for_all), b)
-            for into, role in zip(room, roles, strict=True):
+            for into, role in zip(memory, roles, strict=True):
                 into.copy_(grads[role])
 
         shapes = [call.params[role].shape for role in roles]

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from clipwise.models.architecture import IMAGE, Architecture, Records, refuse_small
 from clipwise.models.freezing import FeaturesAndHead
 
-ANGLES = 8
+ANGLES = 8  # of the wavelets, over half a turn, as in the published networks
 STEP = 4  # pixels of a side that one feature stands for
 # The average; moduli at the fine and at the coarse scale; moduli at the coarse one of those at the fine one.
 CHANNELS = 1 + 2 * ANGLES + ANGLES**2
 WIDTH, FREQUENCY = 0.8, 0.75 * math.pi  # of the fine wavelets; twice and half as much of the coarse ones
-SLANT = 4 / ANGLES
+SLANT = 4 / ANGLES  # length over width of a wavelet
 TOGETHER = 3  # channels that are normalised together
 LEAST = 8  # pixels
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from clipwise.models.architecture import IMAGE, Architecture, Records, refuse_small
 
 LEAST = 32  # pixels
-GROUPS = 4
+GROUPS = 4  # of channels, for GroupNorm: divides 16, 32 and 64
 
 
 def _norm(width: int) -> nn.Module:

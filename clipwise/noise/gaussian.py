@@ -21,12 +21,12 @@ from clipwise.keystream import Key
 from clipwise.types import LoopMisuse
 
 _PAIRS = 1 << 18  # numbers are made two by two, in pieces that stay in the cache and are worth an operation's overhead
-_LANES = 2
+_LANES = 2  # halves of a piece, one a core: a core then keeps to the numbers that it made itself
 _ZEROS = memoryview(bytes(12 * _PAIRS))
 
 
 class _Stream:
-    """The random words of one query, and room to make normal numbers of them: filled again for each piece, so that it
+    """The random words of one query, and memory to make normal numbers in: filled again for each piece, so that it
     stays in the cache.
 
     A piece is made in lanes that share nothing, and torch gives each of two threads one of them in every operation: where

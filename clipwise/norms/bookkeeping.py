@@ -161,16 +161,19 @@ class Bookkeeping:
     def end_epoch(self) -> None:
         self._watch.end()
 
-    def open(self, rows: int, padding: Padding | None = None, records: Any = None) -> None:
+    def open(
+        self, rows: int, padding: Padding | None = None, records: Any = None, lengths: tuple[int, ...] = ()
+    ) -> None:
         """A physical batch of so many rows begins; what an unfinished one left is dropped. `padding`: of a batch that was
         padded to its longest record. What the loop does with the `records` of the first one is followed (loss/witness.py)."""
         self._watch.begin_once()
         self._over()
-        self._pass, self._padding = Pass(rows, self.loss), padding
+        self._pass, self._padding = Pass(rows, self.loss, lengths), padding
         self._calls += 1
         if records is not None and rows > 1 and self.loss.wants_witness:
             self._pass.witness = Witness(rows, records)
             self._pass.witness.start()
+            weakref.finalize(self._pass, self._pass.witness.leave)  # of a run that is given up in the middle
 
     def backward(self, losses: Tensor) -> None:
         """The backward pass of the open batch from one loss a row, whatever reduction was declared."""

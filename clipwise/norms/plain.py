@@ -49,7 +49,13 @@ class PlainEngine:
 
     def end_epoch(self) -> None: ...
 
-    def open(self, rows: int, padding: Padding | None = None, records: Any = None) -> None:  # noqa: ARG002
+    def open(
+        self,
+        rows: int,
+        padding: Padding | None = None,  # noqa: ARG002
+        records: Any = None,  # noqa: ARG002
+        lengths: tuple[int, ...] = (),  # noqa: ARG002
+    ) -> None:
         self._forget()
         self._rows, self._summed = rows, False
 

@@ -56,8 +56,9 @@ class SpreadNode(torch.autograd.Function):
 class Pass:
     """Everything recorded for one physical batch."""
 
-    def __init__(self, rows: int, proof: LossProof):
+    def __init__(self, rows: int, proof: LossProof, lengths: tuple[int, ...] = ()):
         self.rows = rows
+        self.lengths = lengths  # of dimensions that were padded to the longest record of this batch
         self.proof = proof  # that judges the losses of this batch
         self.passes = 0  # judged backward passes that run now: without one the taps take nothing
         self.scale: float | None = None  # that undoes the reduction of the rows

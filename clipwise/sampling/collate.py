@@ -30,7 +30,7 @@ from clipwise.randomness import Calm, held, seed_all
 from clipwise.types import BadArgument, Padding, Unsupported
 
 RECORDS = 8  # that are looked at: spread over the data set, which may be sorted
-_SEEDS = 4
+_SEEDS = 4  # of the random draws that a collate function may make, each tried with every record first
 Collate = Callable[[list[Any]], Any]
 Path = tuple[Any, ...]
 
@@ -54,6 +54,11 @@ class Layout:
     shapes: Mapping[Path, tuple[int, torch.Size]] = field(
         default_factory=dict
     )  # of others: dimension of rows, a batch's shape
+
+    def sizes(self, batch: Any) -> tuple[int, ...]:
+        """Of the dimensions that follow the longest record, in this batch."""
+        found = (_tensor(_get(batch, path)).shape[dim] for path, _, dims, _ in self.padded for dim in dims)
+        return tuple(dict.fromkeys(found))
 
     def padding(self, batch: Any) -> Padding | None:
         """Of the row that is padded most; None where no row is padded."""

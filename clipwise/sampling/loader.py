@@ -41,6 +41,7 @@ class PhysicalBatch:
     masked: bool  # the one row stands for an empty batch
     last: bool  # of its logical batch
     padding: Padding | None = None  # where it was padded to its longest record
+    lengths: tuple[int, ...] = ()  # of dimensions that follow the longest record, whether or not a row is padded
 
 
 class _Collate:
@@ -132,7 +133,12 @@ class SampledLoader:
         )
         for batch in inner:
             info = waiting.popleft()
-            yield info if info.masked else replace(info, padding=self._layout.padding(batch)), batch
+            yield (
+                info
+                if info.masked
+                else replace(info, padding=self._layout.padding(batch), lengths=self._layout.sizes(batch)),
+                batch,
+            )
 
 
 def check_loader(loader: DataLoader[Any]) -> int:

@@ -23,9 +23,9 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from clipwise.lab.bench.workloads import Workload
 
-LEARNING_RATE = 0.01
-NOISE_MULTIPLIER = 1.0
-THRESHOLD = 1.0
+LEARNING_RATE = 0.01  # this and the two below are the same for every peer; no time depends on them
+NOISE_MULTIPLIER = 1.0  # noise std / l2 bound
+THRESHOLD = 1.0  # l2 norm of a gradient
 
 
 class Peer:

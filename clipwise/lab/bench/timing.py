@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-WARM_UP_ROUNDS = 3
+WARM_UP_ROUNDS = 3  # not counted: layers choose their ways in these, and caches fill
 BASE = "plain"
 
 

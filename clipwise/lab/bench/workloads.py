@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from clipwise import validate
 
-MEMORY_TARGET = 1.3
+MEMORY_TARGET = 1.3  # times the peak of a plain step: what a private one is to stay within
 
 
 @dataclass(frozen=True)

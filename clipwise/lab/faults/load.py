@@ -28,10 +28,10 @@ Show = Callable[[str, float], None]
 
 RECORDS, BATCH = 2000, 2  # 1,000 steps an epoch: the history grows by a line for a thousand steps
 _BLOCK = 1000  # steps timed together
-_LAYERS = 5000
-_LEDGER_STEPS = 1_000_000
-_LEDGER_SECONDS = 3.0
-_MEGABYTES = 50.0
+_LAYERS = 5000  # linear layers of one model: ten times the deepest that is trained in practice
+_LEDGER_STEPS = 1_000_000  # a run of days
+_LEDGER_SECONDS = 3.0  # to read, verify and account for the ledger: the target
+_MEGABYTES = 50.0  # of growth over the whole run: the target
 _SLOWER = 0.05  # of the last tenth against the first
 
 COLUMNS = ("what", "figure", "target", "reached")

@@ -90,7 +90,7 @@ def png(chart: GroupedBars) -> bytes:
     width = 0.82 / len(chart.series)
     for place, series in enumerate(chart.series):
         number = chart.colour(place)
-        look: dict[str, Any] = {
+        style: dict[str, Any] = {
             "color": GREY if number is None else COLOURS[number % len(COLOURS)],
             "hatch": "" if number is None else _HATCHES[number // len(COLOURS) % len(_HATCHES)],
         }
@@ -98,7 +98,7 @@ def png(chart: GroupedBars) -> bytes:
             if bar is None:
                 continue
             x = at + (place - (len(chart.series) - 1) / 2) * width
-            axes.bar(x, bar.value, 0.9 * width, edgecolor="white", linewidth=0, **look)
+            axes.bar(x, bar.value, 0.9 * width, edgecolor="white", linewidth=0, **style)
             if bar.low is not None and bar.high is not None and bar.high > bar.low:
                 axes.vlines(x, bar.low, bar.high, color="#1c2430", linewidth=1)
     axes.set_ylim(0, chart.top)
@@ -150,14 +150,14 @@ def svg(chart: GroupedBars, *, width: int = 560, height: int = 260, standalone: 
                 continue
             x = middle + (place - len(chart.series) / 2) * bar_width
             number = chart.colour(place)
-            look = f'class="f{number % len(COLOURS)}"' if number is not None else f'fill="{GREY}"'
+            style = f'class="f{number % len(COLOURS)}"' if number is not None else f'fill="{GREY}"'
             said = (
                 f"{category}, {series.label}: {chart.text(bar.value)}"
                 if len(chart.series) > 1
                 else f"{category}: {chart.text(bar.value)}"
             )
             parts.append(
-                f'<rect {look} x="{x:.1f}" y="{y(bar.value)}" width="{0.9 * bar_width:.1f}" '
+                f'<rect {style} x="{x:.1f}" y="{y(bar.value)}" width="{0.9 * bar_width:.1f}" '
                 f'height="{max(0.5, bottom - y(bar.value)):.1f}"><title>{escape(said)}</title></rect>'
             )
             if bar.low is not None and bar.high is not None and bar.high > bar.low:
@@ -197,9 +197,9 @@ def _svg_legend(chart: GroupedBars, left: float) -> list[str]:
     if len(entries) < 2:
         return []
     for number, label in entries:
-        look = f'class="f{number % len(COLOURS)}"' if number is not None else f'fill="{GREY}"'
+        style = f'class="f{number % len(COLOURS)}"' if number is not None else f'fill="{GREY}"'
         parts.append(
-            f'<rect {look} x="{x:.1f}" y="6" width="12" height="12"/>'
+            f'<rect {style} x="{x:.1f}" y="6" width="12" height="12"/>'
             f'<text class="legend" x="{x + 16:.1f}" y="12" dy=".35em">{escape(label)}</text>'
         )
         x += 34 + 1.06 * LETTER * len(label)

@@ -81,7 +81,7 @@ class Link(NamedTuple):
 
 
 def charts(figures: Sequence[Figure], *, wide: bool = False) -> str:
-    """Charts side by side as there is room, or (`wide`) one below the other, for those with many lines."""
+    """Charts side by side as they fit, or (`wide`) one below the other, for those with many lines."""
     kind, size = ("charts wide", (860, 400)) if wide else ("charts", (560, 280))
     return f'<div class="{kind}">' + "".join(chart(figure, *size) for figure in figures) + "</div>"
 

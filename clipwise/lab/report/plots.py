@@ -7,7 +7,7 @@ import io
 from clipwise.lab.report.figures import Figure, short
 
 COLOURS = ("#0b62a8", "#bc4a10", "#12755a", "#8a3f96", "#8c6100", "#4d5a68", "#b3246b", "#1b7f94")
-MARKED = 40
+MARKED = 40  # points: a line of more has no marks (as in svg.py)
 BESIDE = 6  # with more lines, their names stand beside the chart
 
 

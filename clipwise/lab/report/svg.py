@@ -204,9 +204,9 @@ def _axis(
     low: float, high: float, count: int, *, tight: bool = False, least: float = 0.0
 ) -> tuple[list[float], float, float]:
     """Ticks at round numbers, `least` apart or more, and the ends of the axis: at ticks, or (`tight`) at the values."""
-    if high - low <= 1e-9 * max(abs(low), abs(high)):  # a single value gets some room on both sides
-        room = abs(high) * 0.1 or 1.0
-        low, high, tight = (low, high + room, False) if low == 0 else (low - room, high + room, False)
+    if high - low <= 1e-9 * max(abs(low), abs(high)):  # a single value gets a margin on both sides
+        margin = abs(high) * 0.1 or 1.0
+        low, high, tight = (low, high + margin, False) if low == 0 else (low - margin, high + margin, False)
     raw = max((high - low) / count, least)
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * (1 - 1e-9))
@@ -219,7 +219,7 @@ def _axis(
 
 def _x_axis(xs: Sequence[float], log: bool) -> tuple[list[float], float, float]:
     if log and min(xs) < max(xs):
-        few = sorted(set(xs))  # the candidates themselves are the best ticks, if there is room for them
+        few = sorted(set(xs))  # the candidates themselves are the best ticks, if they fit
         ticks = few if len(few) <= 10 else [t for t in _log_axis(few[0], few[-1])[0] if few[0] <= t <= few[-1]]
         return ticks, few[0] / 1.05, few[-1] * 1.05
     whole = all(x == int(x) for x in xs)  # steps and epochs: no tick between two of them

@@ -36,7 +36,7 @@ SEARCHABLE = (
         "schedule",
     ),
 )
-MOST_CANDIDATES = 10_000
+MOST_CANDIDATES = 10_000  # of a grid: more is a typing error, and each is checked before the first run
 
 
 @dataclass(frozen=True)

@@ -168,7 +168,7 @@ def _most_noise(config: TrainConfig, size: Size) -> float:
 
     method, largest = _method(config), make_schedule(config.schedule, epochs=size.epochs).largest
 
-    def room(log_noise: float) -> bool:
+    def leaves_noise(log_noise: float) -> bool:
         total = math.exp(log_noise) * largest
         sides = method.side_queries(_context(size, total))
         try:
@@ -178,11 +178,11 @@ def _most_noise(config: TrainConfig, size: Size) -> float:
         return True
 
     low, high = math.log(1e-2), math.log(min(MOST_NOISE, max(1, size.batch)))
-    if room(high):
+    if leaves_noise(high):
         return math.exp(high)
     while high - low > 1e-6:
         middle = (low + high) / 2
-        low, high = (middle, high) if room(middle) else (low, middle)
+        low, high = (middle, high) if leaves_noise(middle) else (low, middle)
     return math.exp(low)
 
 

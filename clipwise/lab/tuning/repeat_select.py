@@ -31,7 +31,7 @@ from clipwise.lab.tuning.strategy import Events, Strategy, Uniform, distinct
 from clipwise.types import BadArgument
 
 _NAMED = {"geometric": 1.0, "logarithmic": 0.0}
-_MOST_MEAN = 1e5
+_MOST_MEAN = 1e5  # runs: a mean above it is a typing error, and its bounds are not tested
 
 
 @dataclass(frozen=True)

@@ -136,13 +136,20 @@ class LossProof:
     def _refuse_shared(self, batch: Any, reached: Reached) -> None:
         """As much as the graph tells: a loss over a figure of the whole batch keeps rows apart, and is none of theirs alone."""
         try:
-            if any(term.suspect for term in walk(reached, batch, batch.rows).total.terms):
+            terms = walk(reached, batch, batch.rows).total.terms
+            if any(term.suspect for term in terms):
                 raise Shared("a tensor that all rows share scales them, and may have been counted from the batch")
-        except (Shared, Hooked) as problem:
+            _refuse_lengths(batch, terms)
+        except (Shared, Hooked, Length) as problem:
             if self.declared != ROW_WISE:
                 raise self._refusal(problem) from None
         except (NotRowWise, Unknown):
-            pass  # the gradients themselves decide
+            # The gradients themselves decide, but for a length of the batch that they cannot show.
+            shapes = [edge[0]._input_metadata[edge[1]].shape for edge, _ in _own(reached, batch)]
+            if self.declared != ROW_WISE and any(size in batch.lengths for shape in shapes for size in shape):
+                raise self._refusal(
+                    Length("what it does with outputs as long as the longest record cannot be told")
+                ) from None
 
     def _hear_witness(self, batch: Any, roots: Sequence[Any]) -> None:
         witness = batch.witness
@@ -167,6 +174,9 @@ class LossProof:
             yield
         except (LoopMisuse, Unsupported):
             batch.received = False  # whatever was recorded of this batch: the step will refuse it
+            if batch.witness is not None:
+                batch.witness.stop()
+                batch.witness.forget()
             raise
 
     def _proved(self, batch: Any, reached: Reached) -> list[Row]:
@@ -179,6 +189,7 @@ class LossProof:
                     "give one loss a row to private.backward(losses)"
                 )
             found = walk(reached, batch, batch.rows)
+            _refuse_lengths(batch, found.total.terms)
             numbers = self._match(found.total.terms, batch.rows)
             self._refuse_other_numbers(reached.signature, numbers)
         except (NotRowWise, Unknown) as problem:
@@ -312,6 +323,21 @@ def _own(reached: Reached, batch: Any) -> list[tuple[Edge, int]]:
         for edge, m in reached.marks.items()
         if m.batch is batch and m.dim is not None and edge[0]._input_metadata[edge[1]].shape[m.dim] == batch.rows
     ]
+
+
+class Length(NotRowWise):
+    """A row's loss hangs on how long the longest record is."""
+
+
+def _refuse_lengths(batch: Any, terms: Sequence[Term]) -> None:
+    """A mean over a dimension that is padded to the longest record divides every row's loss by that record's length."""
+    for term in terms:
+        for length in term.lengths:
+            if any(length % size == 0 for size in batch.lengths if size > 1):
+                raise Length(
+                    "a mean is taken over a dimension that is padded to the longest record of the batch, so that this record scales all the "
+                    "others' losses; divide by each record's own length or by a public constant, or give attach(..., pad_to=LENGTH)"
+                )
 
 
 def _products(sizes: Sequence[int]) -> set[int]:

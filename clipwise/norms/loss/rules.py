@@ -58,6 +58,7 @@ class Rows(NamedTuple):
     suspect: bool = False  # whether `scale` holds a tensor's value
     numbers: tuple[float, ...] = ()  # that each row's value holds
     tag: tuple[Any, ...] = ()  # (log-softmax node, classes): minus the sum of its log-probabilities
+    lengths: tuple[int, ...] = ()  # of dimensions within a row that a mean was taken over
 
     def where(self) -> tuple[int, int, int]:
         return self.dim, self.outer, self.inner
@@ -83,6 +84,7 @@ class Term(NamedTuple):
     suspect: bool
     numbers: tuple[float, ...]
     tag: tuple[Any, ...] = ()  # ("nll" | "all", log-softmax node, classes)
+    lengths: tuple[int, ...] = ()  # of dimensions within a row that a mean was taken over
 
 
 class Reduced(NamedTuple):
@@ -230,7 +232,14 @@ def _aligned(op: Op) -> list[Rows]:
 
 def _joined(found: list[Rows]) -> Rows:
     """A function of all of them."""
-    return found[0].fixed()._replace(numbers=tuple(n for state in found for n in state.fixed().numbers))
+    return (
+        found[0]
+        .fixed()
+        ._replace(
+            numbers=tuple(n for state in found for n in state.fixed().numbers),
+            lengths=tuple(n for state in found for n in state.lengths),
+        )
+    )
 
 
 def _refuse_shared(op: Op, where: Rows, *names: str) -> None:
@@ -259,7 +268,8 @@ def _sum(op: Op, factors: tuple[float, float]) -> State:
     found = _aligned(Op(op.node, given, op.shapes, op.rows))
     if len(found) == 1 or (found[0].scale == found[1].scale and not found[0].suspect and not found[1].suspect):
         numbers = tuple(n for state in found for n in state.numbers)
-        return found[0]._replace(numbers=numbers, tag=found[0].tag if len(found) == 1 else ())
+        lengths = tuple(n for state in found for n in state.lengths)
+        return found[0]._replace(numbers=numbers, tag=found[0].tag if len(found) == 1 else (), lengths=lengths)
     return _joined(found)
 
 
@@ -377,21 +387,30 @@ def _reduction(op: Op, *, mean: bool) -> State:
     if isinstance(state, Reduced):
         sizes = tuple(shape[d] for d in dims if d < len(shape))
         terms = (
-            t._replace(factor=t.factor / (count if mean else 1), sizes=(*t.sizes, *sizes), tag=()) for t in state.terms
+            t._replace(
+                factor=t.factor / (count if mean else 1),
+                sizes=(*t.sizes, *sizes),
+                tag=(),
+                lengths=(*t.lengths, *(sizes if mean else ())),
+            )
+            for t in state.terms
         )
         return Reduced(tuple(terms))
     if state.dim in dims:
         others = tuple(shape[d] for d in dims if d != state.dim)
         return _reduced(state, others, 1 / count if mean else 1.0)
     tag = (op.node.next_functions[0][0], count) if not mean and _is_log_softmax(op, dims) else ()
-    numbers = (*state.numbers, 1 / count) if mean else state.numbers
-    return _without(op, state._replace(tag=tag, numbers=numbers), dims)
+    if mean:
+        lengths = (*state.lengths, *(shape[d] for d in dims))
+        state = state._replace(numbers=(*state.numbers, 1 / count), lengths=lengths)
+    return _without(op, state._replace(tag=tag), dims)
 
 
 def _reduced(state: Rows, sizes: tuple[int, ...], factor: float) -> Reduced:
     tag = ("all", *state.tag) if state.tag else ()
     sizes = tuple(size for size in (state.outer, state.inner, *sizes) if size != 1)
-    return Reduced((Term(factor, sizes, state.scale, state.suspect, state.numbers, tag),))
+    lengths = state.lengths if factor == 1 else (*state.lengths, *sizes)
+    return Reduced((Term(factor, sizes, state.scale, state.suspect, state.numbers, tag, lengths),))
 
 
 def reduce_all(state: State, shape: tuple[int, ...], gradient: float) -> Reduced:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,6 +40,10 @@ _ARITHMETIC = ("mul", "div", "add", "sub", "pow", "full", "tensor", "clamp", "wh
 _SMALL_COUNT = 16  # whole numbers up to it are in many losses (squares, class numbers), read from the batch or not
 
 
+class _Slot(int):
+    """The place of a tensor that is followed."""
+
+
 class Witness(TorchFunctionMode):
     """Between `start` and `stop` it takes down what happens to the records, in this thread."""
 
@@ -49,26 +54,30 @@ class Witness(TorchFunctionMode):
         self._numbers: list[float] = []  # that were read
         self._left = False  # whether something was taken out of torch
         self._taking_down = True
-        self._steps: list[tuple[Callable, Any, Any, Any, bool]] = []
-        self._start: dict[int, Tensor] = {}  # values before the first step, by the tensor's id
-        self._held: dict[int, Tensor] = {}  # keeps every id the tensor's own
-        self._outputs: dict[int, int] = {}  # id -> dimension of its rows
-        self._inputs: list[Tensor] = []  # that the model was given
+        self._done = False
+        self._count = 0  # of slots
+        # Nothing of the loop's graph is held: it holds the engine, and a run that is given up must be free to go.
+        self._known: dict[int, tuple[weakref.ref[Tensor], _Slot]] = {}  # by the tensor's id
+        self._steps: list[tuple[Callable, Any, Any, list[_Slot], bool]] = []
+        self._start: dict[_Slot, Tensor] = {}  # values before the first step
+        self._outputs: dict[_Slot, int] = {}  # dimension of its rows
+        self._inputs: list[_Slot] = []  # that the model was given
         for x in tree_flatten(records)[0]:
             if isinstance(x, Tensor):
                 self._follow(x)
-        self._records = set(self._held)
+        self._records = set(self._start)
 
     # -- while the loop runs -------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         self._frames = _frames_compiled()
         # Below the modes of the user (`with torch.device(...)` around the loop), who will take the topmost away for theirs.
-        _set_modes([self, *_get_current_function_mode_stack()])
+        others = _get_current_function_mode_stack()
+        _set_modes([self, *(mode for mode in others if not (isinstance(mode, Witness) and mode._done))])
 
     def stop(self) -> None:
         """No more is taken down. (Who calls this from inside a torch function has to call `leave` later.)"""
-        self._taking_down = False
+        self._taking_down, self._done = False, True
 
     def leave(self) -> None:
         self.stop()
@@ -82,15 +91,16 @@ class Witness(TorchFunctionMode):
         """The model runs: what it does with its input is looked at elsewhere. `lost`: what comes out will not be followed."""
         self._left |= lost
         if self._taking_down:
-            self._inputs += [x for x in tree_flatten(given)[0] if isinstance(x, Tensor) and id(x) in self._held]
+            self._inputs += [
+                n for x in tree_flatten(given)[0] if isinstance(x, Tensor) and (n := self._slot(x)) is not None
+            ]
         self._taking_down = False
 
     def go_on(self, outputs: Sequence[tuple[Tensor, int]]) -> None:
         """`outputs` of the model, each with the dimension of its rows."""
         for x, dim in outputs:
-            self._follow(x)
-            self._outputs[id(x)] = dim
-        self._taking_down = True
+            self._outputs[self._follow(x)] = dim
+        self._taking_down = not self._done
 
     @torch.compiler.disable
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -102,7 +112,7 @@ class Witness(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if self._numbers:
             self._look_for_numbers(name, leaves)
-        if not any(id(x) in self._held for x in given):
+        if all(self._slot(x) is None for x in given):
             return func(*args, **kwargs)
         changes = name == "__set__" or (name.endswith("_") and not name.startswith("__"))
         changes = (
@@ -110,7 +120,7 @@ class Witness(TorchFunctionMode):
             or name == "__setitem__"
             or (name.startswith("__i") and name not in ("__index__", "__int__", "__invert__"))
         )
-        if changes and given and id(given[0]) not in self._held:
+        if changes and self._slot(given[0]) is None:
             self._follow(given[0])
         out = func(*args, **kwargs)
         self._take_down(func, name, args, kwargs, out, changes)
@@ -124,9 +134,8 @@ class Witness(TorchFunctionMode):
         made = _tensors(out)
         if name in _NOT_AGAIN or not (made or changes):
             return
-        for x in made:
-            self._held.setdefault(id(x), x)
-        self._steps.append((func, args, kwargs, out, torch.is_grad_enabled()))
+        frozen = tree_map(self._frozen, (args, kwargs))
+        self._steps.append((func, *frozen, [self._new_slot(x) for x in made], torch.is_grad_enabled()))
         if len(self._steps) > MOST_STEPS:
             self._taking_down = False
 
@@ -138,9 +147,28 @@ class Witness(TorchFunctionMode):
                 if any(math.isclose(x, v, rel_tol=1e-9) or math.isclose(x * v, 1, rel_tol=1e-9) for v in known):
                     self.used = x
 
-    def _follow(self, x: Tensor) -> None:
-        self._held[id(x)] = x
-        self._start.setdefault(id(x), x.detach().clone())
+    def _follow(self, x: Tensor) -> _Slot:
+        slot = self._new_slot(x)
+        self._start.setdefault(slot, x.detach().clone())
+        return slot
+
+    def _slot(self, x: Tensor) -> _Slot | None:
+        known = self._known.get(id(x))
+        return known[1] if known is not None and known[0]() is x else None
+
+    def _new_slot(self, x: Tensor) -> _Slot:
+        slot = self._slot(x)
+        if slot is None:
+            slot, self._count = _Slot(self._count), self._count + 1
+            self._known[id(x)] = weakref.ref(x), slot
+        return slot
+
+    def _frozen(self, x: Any) -> Any:
+        """An argument as it is kept: the place of a tensor that is followed, the value of any other."""
+        if not isinstance(x, Tensor):
+            return x
+        slot = self._slot(x)
+        return x.detach() if slot is None else slot
 
     # -- once more -----------------------------------------------------------------------------------------------------
 
@@ -149,20 +177,24 @@ class Witness(TorchFunctionMode):
         the loop could not be followed, or not be done again. The record is used up."""
         self.stop()
         try:
-            if len(self._steps) > MOST_STEPS or not all(isinstance(r, Tensor) and id(r) in self._held for r in roots):
+            ends = [self._slot(root) if isinstance(root, Tensor) else None for root in roots]
+            if len(self._steps) > MOST_STEPS or None in ends:
                 return None
             try:
-                before = self._again(roots, None)
+                before = self._again(ends, None)
                 for donors in DONORS:
                     stay, order = self._swap(donors, generator)
-                    after = self._again(roots, order)
+                    after = self._again(ends, order)
                     if any(_differ(a, b, dim, stay) for (a, dim), (b, _) in zip(before, after, strict=True)):
                         return True
             except Exception:  # what cannot be done again says nothing
                 return None
             return None if self._left else False
         finally:
-            self._steps, self._start, self._held, self._inputs = [], {}, {}, []
+            self.forget()
+
+    def forget(self) -> None:
+        self._known, self._steps, self._start, self._inputs = {}, [], {}, []
 
     def _swap(self, donors: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Which rows stay, and what stands in the place of each: itself, or one of at most so many of those that stay."""
@@ -173,42 +205,41 @@ class Witness(TorchFunctionMode):
         others = some[torch.randint(len(some), (self.rows,), generator=generator)]
         return stay, torch.where(stay, places, others)
 
-    def _again(self, roots: Sequence[Tensor], order: Tensor | None) -> list[tuple[Tensor, int]]:
+    def _again(self, ends: Sequence[Any], order: Tensor | None) -> list[tuple[Tensor, int]]:
         """Gradients at the outputs, and inputs of the model, with the rows in another order (`order[i]` in the place of i)."""
-        now: dict[int, Tensor] = {}
-        leaves: dict[int, Tensor] = {}
-        for key, value in self._start.items():
-            x = value if order is None or not self._is_source(key) else self._reordered(key, value, order)
-            if key in self._outputs and x.is_floating_point():
-                leaves[key] = x.clone().requires_grad_()
-                now[key] = leaves[key].clone()
+        now: dict[_Slot, Tensor] = {}
+        leaves: dict[_Slot, Tensor] = {}
+        for slot, value in self._start.items():
+            x = value if order is None or not self._is_source(slot) else self._reordered(slot, value, order)
+            if slot in self._outputs and x.is_floating_point():
+                leaves[slot] = x.clone().requires_grad_()
+                now[slot] = leaves[slot].clone()
             else:
-                now[key] = x.clone()
+                now[slot] = x.clone()
 
         def current(x: Any) -> Any:
-            if not isinstance(x, Tensor):
-                return x
-            return now[id(x)] if id(x) in now else x.detach()
+            return now[x] if isinstance(x, _Slot) else x
 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            for func, args, kwargs, out, grad in self._steps:
+            for func, args, kwargs, made, grad in self._steps:
                 with torch.set_grad_enabled(grad):
                     result = func(*tree_map(current, args), **tree_map(current, kwargs))
-                now.update(zip(map(id, _tensors(out)), _tensors(result), strict=True))
-            total = sum(current(root).double().sum() for root in roots)
+                now.update(zip(made, _tensors(result), strict=True))
+            total = sum(now[end].double().sum() for end in ends)
         found: list[tuple[Tensor, int]] = []
         if leaves and isinstance(total, Tensor) and total.requires_grad:
             grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
-            dims = [self._outputs[key] for key in leaves]
+            dims = [self._outputs[slot] for slot in leaves]
             found += [(torch.zeros(()), -1) if g is None else (g, dim) for g, dim in zip(grads, dims, strict=True)]
-        return found + [(current(x).detach(), self._dim(x)) for x in self._inputs if x.is_floating_point()]
+        given = [now[slot].detach() for slot in self._inputs]
+        return found + [(x, self._dim(x)) for x in given if x.is_floating_point()]
 
-    def _is_source(self, key: int) -> bool:
-        return key in self._records or key in self._outputs
+    def _is_source(self, slot: _Slot) -> bool:
+        return slot in self._records or slot in self._outputs
 
-    def _reordered(self, key: int, value: Tensor, order: Tensor) -> Tensor:
-        dim = self._outputs.get(key, self._dim(value))
+    def _reordered(self, slot: _Slot, value: Tensor, order: Tensor) -> Tensor:
+        dim = self._outputs.get(slot, self._dim(value))
         return value if dim < 0 else value.index_select(dim, order.to(value.device))
 
     def _dim(self, x: Tensor) -> int:

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
 from clipwise.dropin import Private
-from clipwise.lab.audit.edges.attack import CLASSES, RECORDS, attack, linear, records
+from clipwise.lab.audit.edges.attack import CLASSES, RECORDS, attack, control, linear, records
 
 _EDGE = "padding and collate"
 WORDS = 30
@@ -104,3 +104,36 @@ for _name, _collate in (
     ("sorting the batch in collate", _sorted),
 ):
     attack(_EDGE, _name, model=linear, data=records, loader=_collating(_collate))(_loop)
+
+
+class _Tags(nn.Module):
+    """One output a word, padding masked where it could matter to other words: the model is sound, the loss is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(WORDS, 6), nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.words(x))
+
+
+def _of_words(model: nn.Module, batch: Any) -> Tensor:
+    """(rows, words): each word's loss, 0 where there is none."""
+    out = model(batch[0])
+    losses = F.cross_entropy(out.flatten(0, 1), batch[0].flatten() % CLASSES, reduction="none").view(batch[0].shape)
+    return losses * (batch[0] != 0)
+
+
+@attack(_EDGE, "each row's mean over the longest text's length", model=_Tags, data=texts, loader=text_loader)
+def _(private: Private, model: nn.Module, batch: Any) -> None:
+    private.backward(_of_words(model, batch).mean(1))
+
+
+@attack(_EDGE, "the same, as a mean over all words and padding", model=_Tags, data=texts, loader=text_loader)
+def _(private: Private, model: nn.Module, batch: Any) -> None:  # noqa: ARG001
+    _of_words(model, batch).mean().backward()
+
+
+@control("each row's mean over its own words", model=_Tags, data=texts, loader=text_loader)
+def _(private: Private, model: nn.Module, batch: Any) -> None:
+    private.backward(_of_words(model, batch).sum(1) / (batch[0] != 0).sum(1))
