@@ -36,7 +36,7 @@ LAYERS = (
     ("data",),
     ("models", "fairness"),
     ("training",),
-    ("lab.results", "lab.processes", "lab.claims", "lab.audit", "lab.bench", "lab.faults"),
+    ("lab.results", "lab.identity", "lab.processes", "lab.claims", "lab.audit", "lab.bench", "lab.faults"),
     ("lab.tuning",),
     ("lab.study",),
     ("lab.report",),

@@ -83,6 +83,7 @@ def _side_by_side(trials: list[Trial], folder: Path, jobs: int, watcher: Watcher
     ended_before = {trial.id: result for trial in trials if (result := _result(_run_folder(trial, folder))) is not None}
     for trial in trials:
         if trial.id in ended_before:
+            watcher.began(trial)
             yield _outcome(trial, ended_before[trial.id], 0.0)
     trials = [trial for trial in trials if trial.id not in ended_before]
 
