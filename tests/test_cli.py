@@ -36,6 +36,7 @@ FILES = {
     "metrics.jsonl",
     "path.jsonl",
     "ledger.jsonl",
+    ".ledger.jsonl.head",
     "model.safetensors",
     "statement.md",
     "result.json",
@@ -358,6 +359,8 @@ def test_a_ledger_whose_end_was_cut():
     lines = Path("a/ledger.jsonl").read_bytes().splitlines(keepends=True)
     for name in ("b", "c"):
         Path(name, "ledger.jsonl").write_bytes(b"".join(lines[:-1]))
+        assert "cut off" in refused("ledger", name, code=1)
+        Path(name, ".ledger.jsonl.head").unlink()  # by whoever cut it, say
     assert "cut off" in refused("ledger", "b", code=1)
     assert "cut off" in refused("report", "b", code=1)
     Path("b/manifest.json").unlink()

@@ -51,14 +51,15 @@ def make_old(folder):
     """As version 0.1 left it, without privacy: nothing vouches for the files."""
     result = json.loads((folder / "result.json").read_text())
     (folder / "result.json").write_text(json.dumps({**result, "private": False}))
-    (folder / "manifest.json").unlink()
-    (folder / "ledger.jsonl").unlink()
+    for name in ("manifest.json", "ledger.jsonl", ".ledger.jsonl.head"):
+        (folder / name).unlink()
 
 
 def make_unfinished(folder):
     """As a kill before the end leaves it: the ledger is not closed, and there is no manifest."""
     ledger = folder / "ledger.jsonl"
     ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:-1]))
+    (folder / ".ledger.jsonl.head").unlink()
     (folder / "manifest.json").unlink()
 
 

@@ -47,7 +47,7 @@ def test_a_run_verifies(runs, folder):
     found = clipwise.verify(folder)
     assert (found.finished, found.private, found.steps) == (True, True, 6)
     assert found.epsilon == pytest.approx(Ledger.read(folder / "ledger.jsonl").epsilon(found.delta, "rdp").value)
-    assert set(found.files) == set(os.listdir(folder)) - {"ledger.jsonl", "manifest.json"}
+    assert set(found.files) == set(os.listdir(folder)) - {"ledger.jsonl", ".ledger.jsonl.head", "manifest.json"}
     told = answer("verify", folder)
     assert (told["verified"], told["epsilon"]) == (True, found.epsilon)
     assert "verified, 7 files; epsilon 2.9" in run("verify", folder).stdout
@@ -56,6 +56,13 @@ def test_a_run_verifies(runs, folder):
     plain = clipwise.verify(runs / "plain")
     assert (plain.finished, plain.private, plain.epsilon) == (True, False, None)
     assert "without privacy" in run("verify", runs / "plain").stdout
+
+
+def cut_end(folder):
+    """Without the ledger's last line, nor the file beside it that would tell."""
+    path = folder / "ledger.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    (folder / ".ledger.jsonl.head").unlink()
 
 
 def edit(path, old, new):
@@ -119,7 +126,7 @@ def _weights_and_manifest(folder, other):
 def forge_close(folder, **facts):
     """Rewrite the end of the ledger, as whoever knows the format can."""
     path = folder / "ledger.jsonl"
-    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    cut_end(folder)
     ledger = Ledger.read(path)
     last = ledger._seal({"kind": "close", "steps": 6, "facts": facts}, ledger.head)
     path.write_bytes(path.read_bytes() + last + b"\n")
@@ -140,8 +147,7 @@ def _manifest_gone(folder, _):
 
 def _manifest_and_close_gone(folder, _):
     _manifest_gone(folder, _)
-    path = folder / "ledger.jsonl"
-    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    cut_end(folder)
 
 
 def _ledger_gone(folder, _):
@@ -154,6 +160,10 @@ def _ledger_and_manifest_gone(folder, _):
 
 
 def _close_gone(folder, _):
+    cut_end(folder)
+
+
+def _close_gone_by_accident(folder, _):
     path = folder / "ledger.jsonl"
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
 
@@ -223,6 +233,7 @@ ATTACKS = [
     (_ledger_gone, "ledger.jsonl"),
     (_ledger_and_manifest_gone, "ledger.jsonl is missing"),
     (_close_gone, "no closing line"),
+    (_close_gone_by_accident, "cut off its end"),
     (_file_gone, "predictions.npz"),
     (_file_unlisted, "predictions.npz is not in"),
     (_file_outside, "manifest.json"),
