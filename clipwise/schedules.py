@@ -19,7 +19,7 @@ Privacy Preserving SGD" (2021).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
@@ -141,6 +141,10 @@ def make_schedule(value: ScheduleLike, *, epochs: float | None = None) -> Schedu
         if epochs is None:
             raise BadArgument("schedule: a function of the epoch is written down for the planned epochs; give epochs")
         return Schedule("levels", levels=tuple(value(epoch) for epoch in range(math.ceil(epochs))))
+    if not isinstance(value, Iterable):
+        raise BadArgument(
+            f"schedule={value!r} is no schedule; give a name such as 'step', or a list of factors, one an epoch"
+        )
     return Schedule("levels", levels=tuple(value))
 
 

@@ -81,3 +81,9 @@ def test_a_long_decay_never_reaches_zero():
 def test_what_is_refused(value, match):
     with pytest.raises(BadArgument, match=match):
         make_schedule(value)
+
+
+@pytest.mark.parametrize("value", [1.5, 3, True])
+def test_a_number_is_no_schedule(value):
+    with pytest.raises(BadArgument, match="is no schedule"):
+        make_schedule(value)

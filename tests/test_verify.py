@@ -168,6 +168,11 @@ def _close_gone_by_accident(folder, _):
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
 
 
+def _bytes_after_the_end(folder, _):
+    with (folder / "ledger.jsonl").open("ab") as file:
+        file.write(b"\x01x")
+
+
 def _file_gone(folder, _):
     (folder / "predictions.npz").unlink()
 
@@ -233,6 +238,7 @@ ATTACKS = [
     (_ledger_gone, "ledger.jsonl"),
     (_ledger_and_manifest_gone, "ledger.jsonl is missing"),
     (_close_gone, "no closing line"),
+    (_bytes_after_the_end, "follows its closing line"),
     (_close_gone_by_accident, "cut off its end"),
     (_file_gone, "predictions.npz"),
     (_file_unlisted, "predictions.npz is not in"),

@@ -256,7 +256,7 @@ class Book:
         if not isinstance(replays, dict) or replays.keys() != {"segment", "step", "state"}:
             raise LedgerTampered("replays something without a name")
         mark = _mark(replays)
-        if plan is None or self.marked(mark, plan) != replays["segment"]:
+        if plan is None or type(replays["segment"]) is not int or self.marked(mark, plan) != replays["segment"]:
             raise LedgerTampered("replays a segment that kept no such state, or that had another plan, or none")
         following.stream = self.segments[replays["segment"]].stream
         following.redone = tuple(_from(streams[following.stream], mark.step))

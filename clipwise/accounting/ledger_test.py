@@ -805,13 +805,27 @@ def _of_nothing(records):
     records[-4]["replays"]["segment"] = -1
 
 
+def _of_a_fraction(records):
+    records[-4]["replays"]["segment"] = 0.0
+
+
 def _starts_elsewhere(records):
     records[-3]["first"] = records[-2]["first"] = 10
 
 
 @pytest.mark.parametrize(
     "attack",
-    [_other_plan, _no_plan, _other_cost, _other_step, _no_mark, _of_itself, _of_nothing, _starts_elsewhere],
+    [
+        _other_plan,
+        _no_plan,
+        _other_cost,
+        _other_step,
+        _no_mark,
+        _of_itself,
+        _of_nothing,
+        _of_a_fraction,
+        _starts_elsewhere,
+    ],
     ids=lambda attack: attack.__name__.strip("_"),
 )
 def test_a_forged_redo_is_refused(tmp_path, attack):

@@ -117,6 +117,8 @@ def read_ledger(path: Path) -> Ledger:
     vouched = next((path / name for name in (RUN_MANIFEST, MANIFEST) if (path / name).exists()), None)
     if vouched is not None and not ledger.closed:
         raise RunTampered(f"{path / LEDGER} has no closing line, and the run has ended: lines were cut off its end")
+    if vouched is not None and not (path / LEDGER).read_bytes().endswith(b"\n"):
+        raise RunTampered(f"{path / LEDGER}: something follows its closing line, and the run has ended")
     if vouched is not None and ledger.facts.get("manifest") != files.sha256_of(vouched)[0]:
         raise RunTampered(
             f"{vouched} is not the one that the ledger's closing line names: one of them is of another run"
