@@ -734,3 +734,21 @@ def test_the_examples_of_the_docs_run(capsys):
             assert names["row_losses"].dim() == 1
             names.pop("row_losses").mean().backward()
     assert "row by row" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda p, m, x, y, t, k: (F.cross_entropy(m(x)[0], y) * float(x.sum())).backward(),
+        lambda p, m, x, y, t, k: (F.cross_entropy(m(x)[0], y, reduction="sum") / k.sum()).backward(),
+        lambda p, m, x, y, t, k: p.backward(F.cross_entropy(m(x)[0], y, reduction="none")[:, None].expand(-1, 2)),
+        lambda p, m, x, y, t, k: p.backward(F.cross_entropy(m(x)[0], y, reduction="none").view(1, -1)),
+        lambda p, m, x, y, t, k: (m(x)[0][None] - m(x)[0][:, None]).square().mean().backward(),
+    ],
+)
+def test_a_refusal_tells_no_number_of_the_batch(step):
+    """Neither how many rows were drawn nor a figure that was computed from them: an exception is printed and logged."""
+    with pytest.raises((LoopMisuse, Unsupported)) as refusal:
+        released(step, extra=True)
+    told = re.sub(r"\S*\([^)]*\)", "", str(refusal.value))  # remedies name functions
+    assert not re.search(r"\d{2,}|\d\.\d", told), told

@@ -102,7 +102,7 @@ def walk(reached: Reached, batch: Any, rows: int) -> Walk:
             raise Unknown("it compares the model's output with that of another private model")
         shape = _shape(edge)
         if found.dim is None or shape[found.dim] != rows:
-            raise Unknown(f"an output of shape {shape} has no dimension for the {rows} rows of the batch")
+            raise Unknown("an output of the model has no dimension for the rows of the batch")
         return Rows(found.dim)
 
     def keep(edges: Sequence[Edge], values: Sequence[State | None]) -> None:

@@ -129,7 +129,7 @@ class LossProof:
             elif losses.shape[0] != batch.rows:
                 advice = "One row a record, in the order of the batch; rows that are merged with their words: losses.view(rows, -1).mean(1)"
             raise LoopMisuse(
-                f"private.backward(losses) wants one loss a row, of shape ({batch.rows},), and got {tuple(losses.shape)}; nothing was "
+                f"private.backward(losses) wants one loss a row, of shape (rows,), and got a tensor of {losses.dim()} dimensions that is not that; nothing was "
                 f"changed. {advice}"
             )
 
@@ -156,7 +156,7 @@ class LossProof:
         if witness is None or self._witnessed:
             return
         if witness.used is not None:
-            raise self._refusal(Unknown(f"a number in it ({witness.used:.6g}) was read from the records of the batch"))
+            raise self._refusal(Unknown("a number in it was read from the records of the batch"))
         found = witness.finds_mixing(roots, self._generator)
         if found:
             raise self._refusal(
@@ -279,9 +279,8 @@ class LossProof:
                     f"Reduce the loss the way it was declared, attach with loss_reduction={other!r}, or give one loss a row to "
                     "private.backward(losses)"
                 )
-        times = factor * rows if self.reduction == "mean" else factor
         return Unknown(
-            f"a part of it is {times:.6g} times the {self.reduction} over the batch that was declared, and whether that number depends on "
+            f"a part of it is a multiple of the {self.reduction} over the batch that was declared, and whether that number depends on "
             "the records cannot be told (a number that weighs row losses, before they are reduced, is fine)"
         )
 
@@ -292,10 +291,8 @@ class LossProof:
         if len(known) != len(numbers) or not all(
             isclose(a, b, rel_tol=_CLOSE) for a, b in zip(known, numbers, strict=True)
         ):
-            changed = [(a, b) for a, b in zip(known, numbers, strict=False) if not isclose(a, b, rel_tol=_CLOSE)]
-            text = ", ".join(f"{a:.6g} became {b:.6g}" for a, b in changed[:3])
             raise Unknown(
-                f"a number in it, or a length that it divides by, is not that of earlier batches ({text}): if it hangs on the records (how "
+                "a number in it, or a length that it divides by, is not that of earlier batches: if it hangs on the records (how "
                 "many, how long), one record changes all the others' shares. Divide by a public constant, or per record"
             )
 

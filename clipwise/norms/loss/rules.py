@@ -211,7 +211,7 @@ def _broadcast(op: Op, state: Rows, shape: tuple[int, ...]) -> Rows:
     for d, size in enumerate(out):
         before = shape[d - new] if d >= new else 1
         if d - new != state.dim and before != size and size in (op.rows, shape[state.dim]):
-            raise NotRowWise(f"{op.name} pairs every row with every row: shapes {shape} and {out}")
+            raise NotRowWise(f"{op.name} pairs every row with every row")
     if shape[state.dim] != out[state.dim + new]:
         raise NotRowWise(f"{op.name} repeats rows")
     return state.at(state.dim + new)
@@ -247,7 +247,7 @@ def _refuse_shared(op: Op, where: Rows, *names: str) -> None:
         value = getattr(op.node, f"_saved_{name}", None)
         if isinstance(value, Tensor) and not is_number(value) and not _has_rows(value, where, op.shape):
             raise Shared(
-                f"{op.name} takes a tensor of shape {tuple(value.shape)} that all rows share, and that may have been made from them"
+                f"{op.name} takes a tensor of {value.dim()} dimensions that all rows share, and that may have been made from them"
             )
 
 
@@ -316,7 +316,7 @@ def _times_constant(op: Op, constant: Any, value: Callable[[Any], float]) -> Sta
         return found.times(value(constant), suspect=not is_number(constant))
     if not _has_rows(constant, found, op.shape):
         raise Shared(
-            f"{op.name} takes a tensor of shape {tuple(constant.shape)} that all rows share, and that may have been made from them"
+            f"{op.name} takes a tensor of {constant.dim()} dimensions that all rows share, and that may have been made from them"
         )
     return found.fixed()
 
@@ -443,7 +443,7 @@ def view(op: Op) -> State:
         small = prod(after[dim + 1 :])
         if step % small == 0 and (small * size) % (step * op.rows) == 0:
             return state._replace(dim=dim, inner=step // small, outer=small * size // (step * op.rows))
-    raise NotRowWise(f"a view as {after} of {before} cuts across rows")
+    raise NotRowWise("a view cuts across rows")
 
 
 def permute(op: Op) -> State:
