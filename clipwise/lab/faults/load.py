@@ -1,8 +1,8 @@
 """Load: a run of a million steps, a ledger of a million steps, a model of thousands of layers; figures beside targets.
 
 The long run is `fit` itself, on the smallest model there is, with a ledger on the disk, in a process of its own. Growth of
-time compares medians of many short blocks, each in processor time and over that of a fixed piece of work right after it, so
-that other processes decide less; the calls of functions in a step, early and late, are counted as well, which no other
+time compares medians of many short blocks, each in processor time and over that of a fixed piece of work done in turns with
+its steps, so that other processes decide less; the calls of functions in a step, early and late, are counted as well, which no other
 process can touch. Growth of memory compares the resident set after the first tenth, when everything has been allocated
 once, with that at the end.
 """
@@ -28,6 +28,7 @@ Show = Callable[[str, float], None]
 
 RECORDS, BATCH = 2000, 2  # 1,000 steps an epoch: the history grows by a line for a thousand steps
 _BLOCK = 1000  # steps timed together
+_TURNS = 10  # of steps and fixed work in a block: a busy moment of a tenth of a second then meets both
 _LAYERS = 5000  # linear layers of one model: ten times the deepest that is trained in practice
 _LEDGER_STEPS = 1_000_000  # a run of days
 _LEDGER_SECONDS = 3.0  # to read, verify and account for the ledger: the target
@@ -132,10 +133,11 @@ def long_run(steps: int) -> list[Figure]:
     torch.manual_seed(0)
     x = torch.randn(RECORDS, 2)
     blocks: list[Block] = []
+    steps_took = work_took = 0.0  # in the block so far
     began, calls = 0.0, [0, 0]  # of the steps that are watched, early and late
 
     def on_step(values: dict[str, Any], planned: int) -> None:
-        nonlocal began
+        nonlocal began, steps_took, work_took
         step = values["step"]
         if step in (block, planned - block):
             place = int(step > block)
@@ -147,12 +149,18 @@ def long_run(steps: int) -> list[Figure]:
             return
         if step in (2 * block, planned):  # a block that was watched has no time
             sys.setprofile(None)
+            steps_took = work_took = 0.0
             began = time.process_time()
-        elif step % block == 0:
-            blocks.append(Block(time.process_time() - began, _fixed_work(), _resident()))
+        elif step % turn == 0 and sys.getprofile() is None:
+            steps_took += time.process_time() - began
+            work_took += _fixed_work()
+            if step % block == 0:
+                blocks.append(Block(steps_took, work_took, _resident()))
+                steps_took = work_took = 0.0
             began = time.process_time()
 
-    block = max(1, min(_BLOCK, steps // 100))
+    turn = max(1, min(_BLOCK, steps // 100) // _TURNS)
+    block = turn * _TURNS
     epochs = -(-steps // (RECORDS // BATCH))
     planned_steps = epochs * (RECORDS // BATCH)
     began = time.process_time()
@@ -179,7 +187,7 @@ def long_run(steps: int) -> list[Figure]:
 
 
 class Block(NamedTuple):
-    """Processor time of a block of steps, of a fixed piece of work right after it, and the memory in use then."""
+    """Processor time of a block of steps, of the fixed work done in turns with them, and the memory in use then."""
 
     steps: float
     fixed: float
@@ -213,7 +221,7 @@ def _fixed_work() -> float:
     import torch
 
     start, x = time.process_time(), torch.ones(4, 4)
-    for _ in range(3000):
+    for _ in range(1000):
         x = (x @ x).tanh()
     return time.process_time() - start
 
