@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -132,38 +132,9 @@ def long_run(steps: int) -> list[Figure]:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     x = torch.randn(RECORDS, 2)
-    blocks: list[Block] = []
-    steps_took = work_took = 0.0  # in the block so far
-    began, calls = 0.0, [0, 0]  # of the steps that are watched, early and late
-
-    def on_step(values: dict[str, Any], planned: int) -> None:
-        nonlocal began, steps_took, work_took
-        step = values["step"]
-        if step in (block, planned - block):
-            place = int(step > block)
-
-            def count(*_: object) -> None:
-                calls[place] += 1
-
-            sys.setprofile(count)
-            return
-        if step in (2 * block, planned):  # a block that was watched has no time
-            sys.setprofile(None)
-            steps_took = work_took = 0.0
-            began = time.process_time()
-        elif step % turn == 0 and sys.getprofile() is None:
-            steps_took += time.process_time() - began
-            work_took += _fixed_work()
-            if step % block == 0:
-                blocks.append(Block(steps_took, work_took, _resident()))
-                steps_took = work_took = 0.0
-            began = time.process_time()
-
-    turn = max(1, min(_BLOCK, steps // 100) // _TURNS)
-    block = turn * _TURNS
     epochs = -(-steps // (RECORDS // BATCH))
-    planned_steps = epochs * (RECORDS // BATCH)
-    began = time.process_time()
+    planned = epochs * (RECORDS // BATCH)
+    clock = _Clock(max(1, min(_BLOCK, steps // 100) // _TURNS))
     with tempfile.TemporaryDirectory() as folder:
         clipwise.fit(
             nn.Linear(2, 2),
@@ -175,15 +146,50 @@ def long_run(steps: int) -> list[Figure]:
             expected_batch_size=BATCH,
             ledger=Path(folder) / "ledger.jsonl",
             checkpoints=Path(folder) / "kept",
-            on_step=on_step,
+            on_step=clock,
         )
     more = Figure(
-        f"run of {planned_steps:,} steps: calls in the last block more than in the second",
-        100 * (calls[1] / calls[0] - 1),
+        f"run of {planned:,} steps: calls in the last block more than in the second",
+        100 * (clock.calls[1] / clock.calls[0] - 1),
         "%",
         100 * _SLOWER,
     )
-    return [*growth(blocks, block, planned_steps), more]
+    return [*growth(clock.blocks, clock.block, planned), more]
+
+
+class _Clock:
+    """Times the blocks of a run, but for the second and the last, in which it counts the calls of functions."""
+
+    def __init__(self, turn: int):
+        self.turn, self.block = turn, turn * _TURNS
+        self.blocks: list[Block] = []
+        self.calls = [0, 0]  # of the blocks that are watched
+        self._begin()
+
+    def __call__(self, values: Mapping[str, Any], planned: int) -> None:
+        step = values["step"]
+        if step in (self.block, planned - self.block):
+            self._watch(int(step > self.block))
+        elif step in (2 * self.block, planned):
+            sys.setprofile(None)
+            self._begin()  # a block that was watched has no time
+        elif step % self.turn == 0 and sys.getprofile() is None:
+            self._steps += time.process_time() - self._began
+            self._work += _fixed_work()
+            if step % self.block == 0:
+                self.blocks.append(Block(self._steps, self._work, _resident()))
+                self._begin()
+            self._began = time.process_time()
+
+    def _begin(self) -> None:
+        self._steps = self._work = 0.0  # processor time in this block so far
+        self._began = time.process_time()
+
+    def _watch(self, place: int) -> None:
+        def count(*_: object) -> None:
+            self.calls[place] += 1
+
+        sys.setprofile(count)
 
 
 class Block(NamedTuple):
