@@ -211,7 +211,9 @@ def _run(
                 ],
             }
             gradient = model.weight.grad
-            released = gradient.flatten().double() * expected * method.unit(state) if gradient is not None else torch.zeros(0)
+            released = (
+                gradient.flatten().double() * expected * method.unit(state) if gradient is not None else torch.zeros(0)
+            )
             found.append(_Replayed(noise.sums, released, public))
     finally:
         private.detach()
