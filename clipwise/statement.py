@@ -40,7 +40,9 @@ class Statement:
     expected_batch_size: float
     steps: int
     planned_steps: int | None
-    attack: tuple[dict[str, float], ...] = ()  # the most that any attack reaches: {false_positive_rate, true_positive_rate}
+    attack: tuple[
+        dict[str, float], ...
+    ] = ()  # the most that any attack reaches: {false_positive_rate, true_positive_rate}
     attack_source: str = ""  # a key of ATTACK_SOURCES
     noise_multiplier: float
     noise_schedule: str = "constant"
@@ -199,7 +201,9 @@ def stated_head(statement: str | None) -> str | None:
 
 def plain_words(true_positive_rate: float, unit: str) -> str:
     """What the true-positive rate at a false-positive rate of 1 % says, without epsilon."""
-    what = f"somebody who has this model and knows all the rest of the data wants to tell whether it was trained on {unit}"
+    what = (
+        f"somebody who has this model and knows all the rest of the data wants to tell whether it was trained on {unit}"
+    )
     if true_positive_rate >= 1:
         return f"**In plain words:** where {what}, nothing proven here stands in the way."
     return (

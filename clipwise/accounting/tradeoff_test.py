@@ -138,7 +138,8 @@ def test_an_attack_that_is_carried_out_stays_below_and_comes_close():
         assert reached >= 0.95 * bound
 
 
-def test_mutant_losses_rounded_down_fall_below_the_truth(monkeypatch, nothing_cached):
+@pytest.mark.usefixtures("nothing_cached")
+def test_mutant_losses_rounded_down_fall_below_the_truth(monkeypatch):
     """All of a cell's mass on its lower end: optimistic, and caught by the closed form."""
     exact = one_step(0.3, 1.0, 0.01)
     assert true_positive_rates([StepEvent(0.3, 1.0)], [0.01])[0] >= exact

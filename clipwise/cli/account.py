@@ -65,5 +65,7 @@ def account(
         typer.echo(run_options.sentence(run))
         if attack:
             for false, true in zip(found.false_positive_rates, found.true_positive_rates, strict=True):
-                typer.echo(f"any attack: at most {shown_percent(true)} true positives at {100 * false:g} % false positives")
+                typer.echo(
+                    f"any attack: at most {shown_percent(true)} true positives at {100 * false:g} % false positives"
+                )
             typer.echo(ATTACK_SOURCES[found.source])
