@@ -164,7 +164,8 @@ class _Clock:
         self.turn, self.block = turn, turn * _TURNS
         self.blocks: list[Block] = []
         self.calls = [0, 0]  # of the blocks that are watched
-        self._begin()
+        self._steps = self._work = 0.0  # processor time in this block so far
+        self._began = time.process_time()
 
     def __call__(self, values: Mapping[str, Any], planned: int) -> None:
         step = values["step"]
@@ -182,7 +183,7 @@ class _Clock:
             self._began = time.process_time()
 
     def _begin(self) -> None:
-        self._steps = self._work = 0.0  # processor time in this block so far
+        self._steps = self._work = 0.0
         self._began = time.process_time()
 
     def _watch(self, place: int) -> None:
