@@ -24,7 +24,7 @@ STAGES = ("sampling", "norms", "clipping", "noise", "optim", "accounting")
 LAYERS = (
     ("types", "files"),
     ("validate",),
-    ("keystream", "schedules", "named_text", "locks", "durable", "randomness", "statement", "fixing"),
+    ("keystream", "schedules", "named_text", "locks", "durable", "randomness", "statement", "fixing", "ranks"),
     ("mechanism", "checkpoint", "guards"),
     STAGES,
     ("plans",),

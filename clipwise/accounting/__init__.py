@@ -10,6 +10,7 @@ from __future__ import annotations
 from clipwise.accounting.bound import ACCOUNTANTS, Epsilon, epsilon, within
 from clipwise.accounting.calibrate import calibrate, calibrate_shape, largest_step_count
 from clipwise.accounting.events import Event, FixedSizeEvent, StepEvent
+from clipwise.accounting.followed import FollowedLedger
 from clipwise.accounting.joint import gradient_share, joint_noise_multiplier
 from clipwise.accounting.ledger import Ledger, LedgerError, LedgerRollback, LedgerTampered
 from clipwise.accounting.planned import NEIGHBOURS, SAMPLING, PlannedRun, planned_steps
@@ -21,6 +22,7 @@ __all__ = [
     "Epsilon",
     "Event",
     "FixedSizeEvent",
+    "FollowedLedger",
     "Ledger",
     "LedgerError",
     "LedgerRollback",
