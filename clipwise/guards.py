@@ -49,10 +49,10 @@ def refuse_model(model: nn.Module) -> None:
         where = f"model: {name!r} is" if name else "model: it is"
         kind = type(module)
         if any(base.__module__.startswith(_SPLIT_OVER_DEVICES) for base in kind.__mro__):
-            raise Unsupported(
-                f"{where} a {kind.__name__}, which splits batches over devices or processes; attach the module inside it "
-                "(model.module), and train on one device"
-            )
+            remedy = "attach the module inside it (model.module), and train on one device"
+            if kind.__module__.startswith("torch.distributed") or "FSDP" in kind.__name__:
+                remedy = "norms over shards are not built; leave the model whole in each process (docs/distributed.md)"
+            raise Unsupported(f"{where} a {kind.__name__}, which splits batches or weights over devices; {remedy}")
         if isinstance(module, torch.jit.ScriptModule):
             raise Unsupported(
                 f"{where} a torch.jit module ({kind.__name__}), whose compiled forward pass cannot be recorded; attach the Python "

@@ -29,7 +29,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from clipwise.types import BadArgument, ClipwiseError
 
-_NUMBERS_AT_ONCE = 1 << 22  # in one call: enough that latency does not count, and little memory beside the sums themselves
+_NUMBERS_AT_ONCE = (
+    1 << 22
+)  # in one call: enough that latency does not count, and little memory beside the sums themselves
 # How long a process waits for the others. Torch's own default is half an hour; a step takes seconds, and a process that was
 # killed is noticed at once where its connection breaks.
 PATIENCE = timedelta(seconds=60)

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from clipwise import plans
-from clipwise.accounting import FollowedLedger, Ledger, within
+from clipwise.accounting import AnyLedger, Ledger, within
 from clipwise.accounting.book import Mark
 from clipwise.accounting.ledger import LedgerExists, block_of
 from clipwise.checkpoint import Checkpoint, CheckpointCorrupt
@@ -119,7 +119,7 @@ def _refuse_unmarked(saved: Checkpoint, ledger: str | Path) -> None:
         )
 
 
-def with_what_is_left(plan: Plan, mechanism: Mechanism, facts: Facts, book: Ledger | FollowedLedger, taken: int) -> Plan:
+def with_what_is_left(plan: Plan, mechanism: Mechanism, facts: Facts, book: AnyLedger, taken: int) -> Plan:
     """The plan with as much more noise as the steps that were charged in vain make necessary."""
     if plan.target_epsilon is None or plan.delta is None or plan.steps is None or not plan.method.sound:
         return plan

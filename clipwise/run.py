@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from clipwise import __version__, guards, plans, validate
-from clipwise.accounting import Epsilon, FollowedLedger, Ledger, StepEvent, epsilon, within
+from clipwise.accounting import AnyLedger, Epsilon, FollowedLedger, Ledger, StepEvent, epsilon, within
 from clipwise.accounting.followed import as_seen
 from clipwise.checkpoint import Checkpoints
 from clipwise.facts import cost_of_groups, counted, noise_path, public_facts
@@ -117,7 +117,7 @@ class Run:
         self,
         plan: Plan,
         engine: Engine,
-        book: Ledger | FollowedLedger,
+        book: AnyLedger,
         optimizer: Optimizer,
         loader: DataLoader[Any],
         collated: Any,
@@ -144,7 +144,7 @@ class Run:
             world=world,
         )
 
-    def _ledger(self, path: str | Path | None, plan: Plan, books: list[Ledger]) -> Ledger | FollowedLedger:
+    def _ledger(self, path: str | Path | None, plan: Plan, books: list[Ledger]) -> AnyLedger:
         """The leader's, and what the others see of it."""
         if not self.world.leads:
             return FollowedLedger(self.world.told(b""))
@@ -221,7 +221,9 @@ class Run:
         if self._saved is not None:
             self.parts.load(self._saved.state)
             self._saved = None
-            if not self.world.leads:  # the generators that were kept are the leader's: dropout is to differ between processes
+            if (
+                not self.world.leads
+            ):  # the generators that were kept are the leader's: dropout is to differ between processes
                 torch.manual_seed(torch.initial_seed() + self.world.rank)
 
     def save(self, folder: str | Path) -> Path:
@@ -267,7 +269,7 @@ class Run:
         return self.stepper.noise
 
     @property
-    def ledger(self) -> Ledger | FollowedLedger:
+    def ledger(self) -> AnyLedger:
         return self.stepper.ledger
 
     def logical_batches(self, count: int) -> Iterator[Iterator[tuple[Any, Any]]]:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from clipwise import guards
-from clipwise.accounting import FollowedLedger, Ledger
+from clipwise.accounting import AnyLedger
 from clipwise.noise import Noise
 from clipwise.norms import Bookkeeping, PlainEngine, PlainTape, Tape
 from clipwise.optim import hand_over
@@ -69,7 +69,7 @@ class Stepper:
         *,
         engine: Engine,
         noise: Noise,
-        ledger: Ledger | FollowedLedger,
+        ledger: AnyLedger,
         optimizer: torch.optim.Optimizer,
         groups: Callable[[Any], Tensor] | None = None,
         world: World | None = None,
@@ -151,7 +151,13 @@ class Stepper:
         if self.world.size > 1:
             rates = [group["lr"] for group in self.optimizer.param_groups]
             weights = torch.stack(torch._foreach_norm(list(self.engine.parameters), 1)).tolist()
-            known = (self.state.step, [_exact(v) for v in self.state.method], rates, weights, self.plan.total(self.state.step))
+            known = (
+                self.state.step,
+                [_exact(v) for v in self.state.method],
+                rates,
+                weights,
+                self.plan.total(self.state.step),
+            )
             self.world.agree("step, thresholds, learning rate and weights", repr(known).encode())
 
     def drop(self) -> None:
@@ -217,7 +223,7 @@ def clip_and_sum(
             partial.side_gradients[name] = _plus(partial.side_gradients.get(name, []), sums)
 
 
-def charge(plan: Plan, state: State, ledger: Ledger | FollowedLedger) -> None:
+def charge(plan: Plan, state: State, ledger: AnyLedger) -> None:
     """The step on record, before its noise exists."""
     upcoming = plan.steps_per_epoch if plan.steps is None else max(1, plan.steps - state.step)
     ledger.charge(state.step, plan.event(state.step), upcoming=upcoming, later=plan.event)

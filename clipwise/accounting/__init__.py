@@ -15,10 +15,15 @@ from clipwise.accounting.joint import gradient_share, joint_noise_multiplier
 from clipwise.accounting.ledger import Ledger, LedgerError, LedgerRollback, LedgerTampered
 from clipwise.accounting.planned import NEIGHBOURS, SAMPLING, PlannedRun, planned_steps
 
+AnyLedger = (
+    Ledger | FollowedLedger
+)  # that a run is charged to: its own, or the leader's as it is seen by a process that follows
+
 __all__ = [
     "ACCOUNTANTS",
     "NEIGHBOURS",
     "SAMPLING",
+    "AnyLedger",
     "Epsilon",
     "Event",
     "FixedSizeEvent",
