@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from clipwise import __version__, guards, plans, validate
-from clipwise.accounting import AnyLedger, Epsilon, FollowedLedger, Ledger, StepEvent, epsilon, within
+from clipwise.accounting import AnyLedger, Epsilon, FollowedLedger, Ledger, StepEvent, epsilon, trade_off, within
 from clipwise.accounting.followed import as_seen
 from clipwise.checkpoint import Checkpoints
 from clipwise.facts import cost_of_groups, counted, noise_path, public_facts
@@ -88,8 +88,7 @@ class Run:
         plan, facts = self._planned(facts, ledger, books)
         guards.check_groups(plan.method.name, plan.method.needs_groups, groups)
         self._data = data_fingerprint(loader.dataset, mechanism.seed)
-        self.world.agree("data, model and options", repr((facts, mechanism, self._data, list(parameters))).encode())
-        self.world.share_weights(model)
+        self._begin_alike(facts, parameters)
         if resume is not None:
             check_resume(resume, self._saved, plan, self._data)
         self._fingerprint = plan_fingerprint(
@@ -143,6 +142,12 @@ class Run:
             groups=groups,
             world=world,
         )
+
+    def _begin_alike(self, facts: Facts, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Processes that train together have the same options and data; the leader's weights count."""
+        known = (facts, self.mechanism, self._data, list(parameters))
+        self.world.agree("data, model and options", repr(known).encode())
+        self.world.share_weights(self.model)
 
     def _ledger(self, path: str | Path | None, plan: Plan, books: list[Ledger]) -> AnyLedger:
         """The leader's, and what the others see of it."""
@@ -382,6 +387,14 @@ class Run:
             )
         return epsilon(self.ledger.events(), delta, self.plan.accountant)
 
+    def _attack(self, spent: Epsilon | None) -> dict[str, Any]:
+        """What the statement says of attackers: the best bound on their true-positive rates that the ledger gives."""
+        if not self.plan.private:
+            return {}
+        pair = (None, None) if spent is None else (spent.value, spent.delta)
+        found = trade_off(self.ledger.events(), *pair, whole_curve=self.plan.accountant != "rdp")
+        return {"attack": found.pairs(), "attack_source": found.source}
+
     def statement(self) -> Statement:
         plan, method = self.plan, self.plan.method
         spent = None if plan.delta is None or not plan.private else self._spent(None)
@@ -402,6 +415,7 @@ class Run:
             expected_batch_size=plan.expected_batch_size,
             steps=sum(event.count for event in self.ledger.events()),
             planned_steps=None if plan.steps is None else plan.steps + len(plan.after) + (plan.counted is not None),
+            **self._attack(spent),
             noise_multiplier=plan.noise_multiplier,
             noise_schedule=noise_path(plan, self.state.step),
             claimed_epsilon=None

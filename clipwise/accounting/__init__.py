@@ -14,6 +14,7 @@ from clipwise.accounting.followed import FollowedLedger
 from clipwise.accounting.joint import gradient_share, joint_noise_multiplier
 from clipwise.accounting.ledger import Ledger, LedgerError, LedgerRollback, LedgerTampered
 from clipwise.accounting.planned import NEIGHBOURS, SAMPLING, PlannedRun, planned_steps
+from clipwise.accounting.tradeoff import TradeOff, trade_off
 
 AnyLedger = (
     Ledger | FollowedLedger
@@ -34,6 +35,7 @@ __all__ = [
     "LedgerTampered",
     "PlannedRun",
     "StepEvent",
+    "TradeOff",
     "calibrate",
     "calibrate_shape",
     "epsilon",
@@ -41,5 +43,6 @@ __all__ = [
     "joint_noise_multiplier",
     "largest_step_count",
     "planned_steps",
+    "trade_off",
     "within",
 ]

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from clipwise import validate
-from clipwise.accounting import Event
-from clipwise.accounting import AnyLedger
+from clipwise.accounting import AnyLedger, Event
 from clipwise.fairness.metrics import Measure
 from clipwise.noise import Noise
 from clipwise.types import BadArgument
