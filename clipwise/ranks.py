@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -126,21 +126,21 @@ def _in_turns(sums: Sequence[Tensor]) -> Iterator[list[Tensor]]:
         yield some
 
 
-class Unwrapped:
-    """The module inside torch's DistributedDataParallel, whose own averaging of gradients rests meanwhile: the private step adds
-    up instead. Any other module is itself."""
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module inside torch's DistributedDataParallel; any other is itself."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
 
-    def __init__(self, model: nn.Module):
-        self._wrapper = model if isinstance(model, DistributedDataParallel) else None
-        self.module: nn.Module = model if self._wrapper is None else self._wrapper.module
 
-    def rest(self) -> None:
-        if self._wrapper is not None:
-            self._wrapper.require_backward_grad_sync = self._wrapper.require_forward_param_sync = False
+def at_rest(model: nn.Module) -> Callable[[], None]:
+    """Lets such a wrapper's own averaging of gradients rest, since the private step adds up instead; what is returned lets it work
+    again."""
 
-    def give_back(self) -> None:
-        if self._wrapper is not None:
-            self._wrapper.require_backward_grad_sync = self._wrapper.require_forward_param_sync = True
+    def let(work: bool) -> None:
+        if isinstance(model, DistributedDataParallel):
+            model.require_backward_grad_sync = model.require_forward_param_sync = work
+
+    let(False)
+    return lambda: let(True)
 
 
 @contextmanager

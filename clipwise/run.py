@@ -33,7 +33,7 @@ from clipwise.mechanism import Mechanism, Performance, chosen
 from clipwise.noise import GaussianNoise, Noise
 from clipwise.norms import ROW_WISE, Bookkeeping, PlainEngine
 from clipwise.plans import Counted, Facts, Plan, check_delta
-from clipwise.ranks import Unwrapped, World
+from clipwise.ranks import World, at_rest, unwrapped
 from clipwise.resuming import check_resume, open_ledger, plan_fingerprint, with_what_is_left
 from clipwise.sampling import SampledLoader, check_collate, check_loader
 from clipwise.state import Generators, Part, RunState, StepState, data_fingerprint
@@ -70,9 +70,7 @@ class Run:
         releases on all records that follow the last step. `notify` hears what a user should know. With `resume`, all parts
         are there only after `restore`."""
         mechanism, performance = chosen(mechanism, performance, options)
-        self.mechanism, self.performance = mechanism, performance
-        unwrapped = Unwrapped(model)
-        model = unwrapped.module
+        self.mechanism, self.performance, wrapper, model = mechanism, performance, model, unwrapped(model)
         parameters = guards.trainable_parameters(model, optimizer)
         self.world = World.here(next(iter(parameters.values())).device)
         facts = _facts(loader, parameters, optimizer, after)
@@ -91,9 +89,8 @@ class Run:
         self._begin_alike(facts, parameters)
         if resume is not None:
             check_resume(resume, self._saved, plan, self._data)
-        self._fingerprint = plan_fingerprint(
-            plan, mechanism, performance, parameters, optimizer, loader, self._data, self.world.size
-        )
+        alike = (parameters, optimizer, loader, self._data, self.world.size)
+        self._fingerprint = plan_fingerprint(plan, mechanism, performance, *alike)
         book = self._ledger(ledger if plan.private else None, plan, books)
         self._ledger_path = ledger
         own = [] if facts.counted is None else [facts.counted.event]
@@ -108,8 +105,7 @@ class Run:
                 Path(ledger).unlink(missing_ok=True)  # type: ignore[arg-type]
             raise
         self.parts = RunState(model=model, optimizer=optimizer, step=StepState(self.stepper), generators=Generators())
-        self._closing: list[Callable[[], None]] = [unwrapped.give_back]
-        unwrapped.rest()
+        self._closing: list[Callable[[], None]] = [at_rest(wrapper)]
         self._claim = guards.Claim(model, parameters, optimizer, self.close)
 
     def _assemble(
