@@ -36,7 +36,7 @@ LAYERS = (
     ("loop",),
     ("data",),
     ("models", "fairness"),
-    ("training",),
+    ("training", "estimators"),
     ("lab.results", "lab.identity", "lab.processes", "lab.claims", "lab.audit", "lab.bench", "lab.faults"),
     ("lab.tuning",),
     ("lab.study",),
