@@ -46,6 +46,7 @@ class Statement:
     searched: tuple[str, ...] = ()  # options whose choice is covered by epsilon
     figures_by_group: str = "none were computed by Clipwise"
     unsafe_diagnostics: bool = False
+    automatic: tuple[str, ...] = ()  # what was found or chosen by rule, and what it cost
     notes: tuple[str, ...] = ()
     versions: str
 
@@ -56,6 +57,8 @@ class Statement:
     def to_markdown(self) -> str:
         lines = ["# Privacy statement", "", *self._headline(), "", "| what | value |", "| --- | --- |"]
         lines += [f"| {what} | {value} |" for what, value in self._rows()]
+        if self.automatic:
+            lines += ["", "## What was automatic", "", *[f"- {line}" for line in self.automatic]]
         lines += ["", "## What is not covered", ""]
         lines += [f"- {line}" for line in self._limits()]
         if self.notes:
