@@ -12,6 +12,7 @@ A sampler and its event are a pair (`SAMPLING`): nothing draws batches in one wa
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -139,6 +140,10 @@ class Plan:
                     f"{self.context.noise_multiplier:g}: what it releases beside the gradient would take all of the noise budget. Use a "
                     f"larger batch, a larger epsilon (less noise), or another method ({problem})"
                 ) from problem
+        if self.method.normalise and not self.method.sound:
+            raise BadArgument(
+                f"normalise=True: method {self.method.name!r} has no bound to divide by; leave normalise out"
+            )
         self.method.init(self.context)  # what a method or a schedule cannot run with is refused before a ledger is made
         self.total(0)
 
@@ -165,6 +170,7 @@ class Plan:
             self.steps or 0,
             self.sample_rate,
             self.learning_rate,
+            self.schedule,
         )
 
     @property
@@ -213,7 +219,10 @@ def make(mechanism: Mechanism, facts: Facts, *, spent: Sequence[Event] = (), tak
         noise = 0.0
     elif noise is None:
         context = Context(float(batch), 0.0, facts.parameters, steps or 0, sampler.sample_rate)
-        factors = _factors_left(method, schedule, context, taken)
+        left = functools.cache(
+            functools.partial(_factors_left, method, context, taken)
+        )  # asked for at every noise tried
+        factors = lambda noise: left(schedule.settled(noise, mechanism.epochs))  # noqa: E731
         shape = _shape(mechanism, pair.event, sampler.sample_rate, factors, (*spent, *after), steps, facts.before)
         noise = calibrate_shape(mechanism.epsilon, mechanism.delta, shape, mechanism.accountant)  # type: ignore[arg-type]  # _shape refuses None
     return Plan(
@@ -223,7 +232,7 @@ def make(mechanism: Mechanism, facts: Facts, *, spent: Sequence[Event] = (), tak
         expected_batch_size=float(batch),
         noise_multiplier=noise,
         parameters=facts.parameters,
-        schedule=schedule,
+        schedule=schedule.settled(noise, mechanism.epochs),
         steps=steps,
         delta=mechanism.delta,
         target_epsilon=mechanism.epsilon,
@@ -286,7 +295,7 @@ def _shape(
     mechanism: Mechanism,
     kind: type[Event],
     rate: float,
-    factors: Sequence[tuple[float, int]],
+    factors: Callable[[float], Sequence[tuple[float, int]]],
     others: tuple[Event, ...],
     steps: int | None,
     before: tuple[Phase, ...] = (),
@@ -296,11 +305,11 @@ def _shape(
     releases = [*others, *_events_before(tuple(p for p in before if not p.steps), kind, rate, 0.0)]
     if releases and not within(releases, delta, target, mechanism.accountant):
         raise BadArgument(
-            f"epsilon={target!r}: the releases before and after training alone cost more, or what was charged before; give "
+            f"epsilon={target!r}: the releases after training alone cost more, or what comes or was charged before; give "
             "them more noise, or state a larger epsilon"
         )
     return lambda noise: [
-        *(kind(rate, noise * factor, count) for factor, count in factors),
+        *(kind(rate, noise * factor, count) for factor, count in factors(noise)),
         *_events_before(before, kind, rate, noise),
         *others,
     ]
@@ -347,7 +356,7 @@ def _factor(method: Method, schedule: Schedule, context: Context, step: int) -> 
     return own * schedule.factor(step, sample_rate=context.sample_rate, steps=context.steps or None)
 
 
-def _factors_left(method: Method, schedule: Schedule, context: Context, taken: int) -> list[tuple[float, int]]:
+def _factors_left(method: Method, context: Context, taken: int, schedule: Schedule) -> list[tuple[float, int]]:
     """(factor, how many steps in a row have it) over the planned steps that are not taken yet."""
     left = []
     for factor, count in noise_runs(method, schedule, context):

@@ -99,6 +99,17 @@ def test_noise_and_charges_are_the_same_events(monkeypatch, tmp_path):
     }
 
 
+def test_with_a_schedule_of_the_noise_the_race_stays_at_its_own(monkeypatch, tmp_path):
+    drawn = Drawn(monkeypatch)
+    done = clipwise.fit(
+        network(), records(), ledger=tmp_path / "ledger.jsonl", **SHORT, schedule="step:decay=0.5,every=2"
+    )
+    sigma = done.noise_multiplier
+    assert drawn.stds[1:11] == pytest.approx([rule.RACE_NOISE * sigma] * 10)
+    assert drawn.stds[12:] == pytest.approx([sigma] * 8 + [sigma / math.sqrt(2)] * 8 + [sigma / 2] * 4)
+    assert 2.98 < done.epsilon <= 3.0
+
+
 def test_every_release_is_charged_before_its_noise(monkeypatch):
     balance = []
     plain_charge, plain_add = Ledger.charge, GaussianNoise.add
@@ -469,3 +480,12 @@ def test_inferred_and_given_losses():
     assert of_batches(network(), own, loader).kind == "classes"
     with pytest.raises(clipwise.BadArgument, match="one number a row"):
         of_batches(network(), lambda model, batch: own(model, batch)[0].mean(), loader)
+
+
+def test_a_delta_is_filled_in_and_said_but_not_guessed_below_the_loops():
+    done = clipwise.fit(network(), records(), **{**SHORT, "method": "fixed", "delta": None})
+    assert done.delta == 1e-5
+    assert any("delta 1e-05" in line for line in done.statement.automatic)
+    model = network()
+    with pytest.raises(clipwise.BadArgument, match="delta=None"):
+        Run(model, torch.optim.SGD(model.parameters(), lr=1), DataLoader(records()), **{**SHORT, "delta": None})

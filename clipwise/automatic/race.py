@@ -23,6 +23,7 @@ from clipwise.automatic.task import Task
 from clipwise.optim import WeightAverage
 from clipwise.plans import Plan
 from clipwise.run import Run
+from clipwise.schedules import Schedule
 from clipwise.types import ClipwiseError
 
 
@@ -45,8 +46,9 @@ def race(
 
 
 def _at_its_noise(plan: Plan, each: rule.Round, planned: Event) -> Plan:
-    """The plan of a round's steps; what they cost is what was planned for, or nothing runs."""
-    own = dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier * each.noise)
+    """The plan of a round's steps, whose noise is constant whatever the training's schedule; what they cost is what was
+    planned for, or nothing runs."""
+    own = dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier * each.noise, schedule=Schedule())
     if own.event(0) != dataclasses.replace(planned, count=1) or planned.count != each.rates * each.steps:
         raise ClipwiseError(f"a round of the race would cost {own.event(0)} a step, and {planned} is planned")
     return own

@@ -25,7 +25,7 @@ from clipwise.automatic.pilot import adam
 from clipwise.automatic.prepare import accompany, begin
 from clipwise.automatic.task import of_outputs
 from clipwise.clipping import METHODS, Method
-from clipwise.loop.evaluation import accuracy, check_class_targets, mean_loss
+from clipwise.loop.evaluation import accuracy, check_class_targets, mean_loss, shape_of_output
 from clipwise.loop.keeping import Keeping, make_keeper
 from clipwise.loop.lr_schedules import LrSchedule, make_lr_schedule, refuse_double_rate
 from clipwise.losses import Loss, make_loss
@@ -167,7 +167,7 @@ def fit(
     mechanism, performance = chosen(mechanism, performance, options)
     check_decay(average_weights or 0.0)
     _check_after(after, mechanism)
-    compare = _loss(loss, train)
+    compare = _loss(loss, train, model)
     own = _own_optimizer(optimizer, model)
     choice = choose(mechanism, performance, Stated(_records(train), own, lr))
     epochs = validate.count("epochs", choice.mechanism.epochs)
@@ -301,12 +301,13 @@ def _check_after(after: Sequence[AfterTraining], mechanism: Mechanism) -> None:
         )
 
 
-def _loss(loss: Any, train: Dataset) -> Any:
-    """By its text; where none is given, by the type of the first target, which is treated as public."""
+def _loss(loss: Any, train: Dataset, model: nn.Module) -> Any:
+    """By its text; where none is given, by the first record, whose types and shapes are treated as public: real targets of the
+    output's shape are values, anything else must be classes."""
     if loss is None:
-        _, target, *_ = train[0]
-        real = isinstance(target, float) or (isinstance(target, Tensor) and target.is_floating_point())
-        loss = "squared-error" if real else "cross-entropy"
+        inputs, targets = next(iter(DataLoader(train, batch_size=1)))[:2]
+        real = isinstance(targets, Tensor) and targets.is_floating_point()
+        loss = "squared-error" if real and shape_of_output(model, inputs) == targets.shape else "cross-entropy"
     return make_loss(loss) if isinstance(loss, str) else loss
 
 
@@ -351,7 +352,7 @@ def _checked_rates(
 
 def _check_targets(model: nn.Module, train: Dataset, loss: Any) -> None:
     if loss is F.cross_entropy or (isinstance(loss, Loss) and loss.wants_classes):
-        classes = check_class_targets(model, train, _device(model))
+        classes = check_class_targets(model, train)
         if isinstance(loss, Loss):
             loss.check_classes(classes)
 
