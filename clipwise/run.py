@@ -26,7 +26,8 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from clipwise import __version__, guards, plans, validate
-from clipwise.accounting import Epsilon, Event, Ledger, StepEvent, epsilon, trade_off, within
+from clipwise.accounting import AnyLedger, Epsilon, Event, FollowedLedger, Ledger, StepEvent, epsilon, trade_off, within
+from clipwise.accounting.followed import as_seen
 from clipwise.checkpoint import Checkpoints
 from clipwise.facts import cost_of_groups, counted, noise_path, planned_releases, public_facts
 from clipwise.keystream import Key
@@ -34,6 +35,7 @@ from clipwise.mechanism import Mechanism, Performance, chosen
 from clipwise.noise import GaussianNoise, Noise
 from clipwise.norms import ROW_WISE, Bookkeeping, PlainEngine
 from clipwise.plans import Counted, Facts, Phase, Plan, check_delta
+from clipwise.ranks import World, at_rest, unwrapped
 from clipwise.resuming import check_resume, open_ledger, plan_fingerprint, with_what_is_left
 from clipwise.sampling import PhysicalBatch, PoissonSampler, SampledLoader, check_collate, check_loader
 from clipwise.state import Generators, Part, RunState, StepState, data_fingerprint
@@ -76,8 +78,9 @@ class Run:
         `after` holds the noise multipliers of releases on all records that follow the last step. `notify` hears what a user
         should know. With `resume`, all parts are there only after `restore`."""
         mechanism, performance = chosen(mechanism, performance, options)
-        self.mechanism, self.performance = mechanism, performance
+        self.mechanism, self.performance, wrapper, model = mechanism, performance, model, unwrapped(model)
         parameters = guards.trainable_parameters(model, optimizer)
+        self.world = World.here(next(iter(parameters.values())).device)
         facts = _facts(loader, parameters, optimizer, after)
         self.model = model
         self._notes: list[str] = []
@@ -88,15 +91,17 @@ class Run:
         collated = check_collate(loader, pad_to=pad_to) if mechanism.private else None
         self._measures = before is not None and follows is None and resume is None
         books = [Ledger.read(path) for path in earlier] if follows is None else follows._kept_in_memory()
-        new = ledger is not None and not os.path.lexists(ledger)
+        new = ledger is not None and not os.path.lexists(ledger) and self.world.leads
         self._saved = None if resume is None else Checkpoints(resume).newest(notify)
         plan, self.facts = self._planned(facts, ledger, books, before, follows)
         guards.check_groups(plan.method.name, plan.method.needs_groups, groups)
         self._data = data_fingerprint(loader.dataset, mechanism.seed)
+        self._begin_alike(facts, parameters)
         if resume is not None:
             check_resume(resume, self._saved, plan, self._data)
-        self._fingerprint = plan_fingerprint(plan, mechanism, performance, parameters, optimizer, loader, self._data)
-        book = open_ledger(ledger if plan.private else None, plan, books, self._saved, self._fingerprint)
+        alike = (parameters, optimizer, loader, self._data, self.world.size)
+        self._fingerprint = plan_fingerprint(plan, mechanism, performance, *alike)
+        book = self._ledger(ledger if plan.private else None, plan, books)
         self._ledger_path = ledger
         self._goes_on = not _same(book.events(), _of_this_run(plan, measured=not self._measures))  # older charges count
         with _or_let_go(book, ledger if new else None):
@@ -104,26 +109,28 @@ class Run:
                 plan = with_what_is_left(plan, mechanism, self.facts, book, self._saved.step)
             self._assemble(plan, engine, book, optimizer, loader, collated, groups)
         self.parts = RunState(model=model, optimizer=optimizer, step=StepState(self.stepper), generators=Generators())
-        self._closing: list[Callable[[], None]] = []
+        self._closing: list[Callable[[], None]] = [at_rest(wrapper)]
         self._claim = guards.Claim(model, parameters, optimizer, self.close)
 
     def _assemble(
         self,
         plan: Plan,
         engine: Engine,
-        book: Ledger,
+        book: AnyLedger,
         optimizer: Optimizer,
         loader: DataLoader[Any],
         collated: Any,
         groups: Callable[[Any], Tensor] | None,
     ) -> None:
         # What is measured before training has noise of its own, also where two ledgers in memory both begin at segment 0.
-        key = self._key().derive(f"{'measuring, ' if self._measures else ''}segment {book.stream}")
+        world, own = self.world, self._key()
+        label = f"{'measuring, ' if self._measures else ''}segment {book.stream}"
+        key, part = Key(world.told(own.secret), own.seeded).derive(label), (world.rank, world.size)
         most = self.performance.max_physical_batch
-        self.batches = SampledLoader(loader, plan.sampler, key, max_physical_batch=most, collated=collated)
+        self.batches = SampledLoader(loader, plan.sampler, key, max_physical_batch=most, collated=collated, part=part)
         whole = PoissonSampler(plan.sampler.size, 1.0)
         rows = most or max(1, min(_WHOLE_ROWS, round(plan.expected_batch_size)))
-        self._whole = SampledLoader(loader, whole, key, max_physical_batch=rows, collated=collated)
+        self._whole = SampledLoader(loader, whole, key, max_physical_batch=rows, collated=collated, part=part)
         self.stepper = Stepper(
             plan,
             initial_state(plan),
@@ -132,7 +139,22 @@ class Run:
             ledger=book,
             optimizer=optimizer,
             groups=groups,
+            world=world,
         )
+
+    def _begin_alike(self, facts: Facts, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Processes that train together have the same options and data; the leader's weights count."""
+        known = (facts, self.mechanism, self._data, list(parameters))
+        self.world.agree("data, model and options", repr(known).encode())
+        self.world.share_weights(self.model)
+
+    def _ledger(self, path: str | Path | None, plan: Plan, books: list[Ledger]) -> AnyLedger:
+        """The leader's, and what the others see of it."""
+        if not self.world.leads:
+            return FollowedLedger(self.world.told(b""))
+        book = open_ledger(path, plan, books, self._saved, self._fingerprint)
+        self.world.told(as_seen(book))
+        return book
 
     def _planned(
         self,
@@ -162,7 +184,8 @@ class Run:
         return plan, facts
 
     def _kept_in_memory(self) -> list[Ledger]:
-        return [self.ledger] if self._ledger_path is None else []
+        """The ledger, where no file holds it; a process that does not write it has none."""
+        return [self.ledger] if self._ledger_path is None and isinstance(self.ledger, Ledger) else []
 
     def _key(self) -> Key:
         seed = self.mechanism.seed
@@ -174,6 +197,8 @@ class Run:
         if self._saved is not None and (known := self._saved.facts["run"].get("counted")):
             return Counted(int(known["records"]), StepEvent(1.0, float(known["noise_multiplier"])))
         event = plans.count_event(self.mechanism)
+        if not self.world.leads:
+            return Counted(int(self.world.told(b"")), event)
         facts = {"release": "the number of records, with noise", "neighbours": "add or remove one record"}
         if path is None:
             books.append(book := Ledger.in_memory(run=facts))
@@ -183,7 +208,9 @@ class Run:
             book.charge(0, event, note=facts)
             noise = GaussianNoise(self._key().derive(f"count {book.stream}"))
             (noised,) = noise.add([torch.tensor([float(size)], dtype=torch.float64)], event.noise_multiplier, step=0)
-        return Counted(max(1, round(noised.item())), event)
+        count = max(1, round(noised.item()))
+        self.world.told(str(count).encode())
+        return Counted(count, event)
 
     def _engine(
         self,
@@ -221,6 +248,10 @@ class Run:
         if self._saved is not None:
             self.parts.load(self._saved.state)
             self._saved = None
+            if (
+                not self.world.leads
+            ):  # the generators that were kept are the leader's: dropout is to differ between processes
+                torch.manual_seed(torch.initial_seed() + self.world.rank)
 
     def save(self, folder: str | Path) -> Path:
         """Keep the run's state; `resume=folder` goes on from there. Between two logical steps only."""
@@ -233,6 +264,8 @@ class Run:
                 "ledger=None: this run's ledger is in memory, and what was spent would be lost with the process; give "
                 "attach(ledger=FILE), or fit(ledger=FILE)"
             )
+        if not self.world.leads:
+            return Path(folder)  # the leader keeps it, for all
         step, facts = self.state.step, {"run": public_facts(self.plan), "data": self._data}
         facts |= {"run_id": self.ledger.run_id, "ledger_head": self.ledger.head}
 
@@ -263,7 +296,7 @@ class Run:
         return self.stepper.noise
 
     @property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> AnyLedger:
         return self.stepper.ledger
 
     def logical_batches(self, count: int) -> Iterator[Iterator[tuple[Any, Any]]]:
@@ -273,7 +306,7 @@ class Run:
             yield batches
 
     def all_records(self) -> Iterator[tuple[PhysicalBatch, Any]]:
-        """Every record once, in physical batches."""
+        """Every record once, in physical batches (of several processes, to each its part)."""
         return self._whole.batches([self.state.step])
 
     def release(self, sums: Tensor, event: Event, *, l2_bound: float, what: str) -> Tensor:
@@ -281,6 +314,7 @@ class Run:
         record moves the sums by at most `l2_bound`."""
         step = self.state.step
         self.ledger.charge(step, event, note={"release": what})
+        self.world.add_up([sums])
         (noised,) = self.noise.add([sums], event.noise_multiplier * l2_bound, step=step)
         self.stepper.state = self.state._replace(step=step + 1)
         return noised
@@ -431,9 +465,18 @@ class Run:
             ledger=self._ledger_name(),
             ledger_head=self.ledger.head if plan.private else "",
             automatic=tuple(self.automatic),
-            notes=(*self._notes, *cost_of_groups(plan)),
+            notes=(*self._notes, *self._together(), *cost_of_groups(plan)),
             versions=f"clipwise {__version__}, torch {torch.__version__}",
         )
+
+    def _together(self) -> list[str]:
+        size = self.world.size
+        if size == 1:
+            return []
+        return [
+            f"{size} processes trained together. Each step drew one sample of all records at the stated rate, of which each process took its part; "
+            "their sums were added up before the noise, which was drawn once in total (the same numbers from the same key in every process)."
+        ]
 
     def _ledger_name(self) -> str:
         if not self.plan.private:
@@ -449,7 +492,7 @@ def _facts(
 
 
 @contextmanager
-def _or_let_go(book: Ledger, made: str | Path | None) -> Iterator[None]:
+def _or_let_go(book: AnyLedger, made: str | Path | None) -> Iterator[None]:
     """On an error (of the user's own code, say) the ledger is let go of, and one that was made just now leaves no trace."""
     try:
         yield

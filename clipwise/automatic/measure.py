@@ -30,7 +30,8 @@ def median_norm(run: Run, losses: Callable[[Any], Tensor], event: Event) -> floa
         tape = run.engine.close()
         if not hasattr(tape, "norms"):
             raise BadArgument("epsilon=inf: nothing is measured in a run without privacy")
-        counts += histogram(tape.norms.cpu())
+        if not batch.masked:  # the row that stands for no record at all
+            counts += histogram(tape.norms.cpu())
     what = "histogram of gradient norms at the first weights"
     noised = run.release(counts, event, l2_bound=L2_BOUND, what=what)
     return rule.median_norm(noised.tolist(), event.noise_multiplier * L2_BOUND)

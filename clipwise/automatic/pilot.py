@@ -57,9 +57,9 @@ class Pilot:
 
     def _noise_std(self) -> float:
         """Of the noise on p.grad at this step."""
-        run = self._run
-        multiplier = run.plan.shares(max(0, run.state.step - 1)).gradient
-        return multiplier * run.plan.method.l2_bound(run.state.method) / run.plan.expected_batch_size
+        run, method = self._run, self._run.plan.method
+        std = run.plan.shares(max(0, run.state.step - 1)).gradient * method.l2_bound(run.state.method)
+        return std / method.unit(run.state.method) / run.plan.expected_batch_size
 
     def _downhill(self) -> float:
         """<released gradient, weights - average> over the deviation that its noise alone would have."""

@@ -77,7 +77,7 @@ def total_score(run: Run, task: Task) -> float:
     total = 0.0
     with torch.no_grad():
         for batch, records in run.all_records():
-            total += float(bounded(task.scores(records), batch.rows).sum())
+            total += 0.0 if batch.masked else float(bounded(task.scores(records), batch.rows).sum())
     for module, mode in modes:
         module.training = mode
     return total

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from clipwise import validate
-from clipwise.accounting import Event, Ledger, LedgerError
+from clipwise.accounting import AnyLedger, Event, LedgerError
 from clipwise.automatic.choice import Choice, Stated, choose
 from clipwise.automatic.pilot import adam
 from clipwise.automatic.prepare import accompany, begin
@@ -50,7 +50,7 @@ class Trained(NamedTuple):
     loss: Any
     method: Method
     method_state: Any
-    ledger: Ledger
+    ledger: AnyLedger
     noise: Noise
     event: Event  # what it costs, as planned
     step: int
