@@ -49,7 +49,14 @@ def fit(**options):
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(60, 4, generator=generator), torch.arange(60) % 3
     torch.manual_seed(0)
-    settings = {"noise_multiplier": 1.0, "delta": 1e-3, "epochs": 3, "expected_batch_size": 20, "seed": 0} | options
+    settings = {
+        "method": "fixed",
+        "noise_multiplier": 1.0,
+        "delta": 1e-3,
+        "epochs": 3,
+        "expected_batch_size": 20,
+        "seed": 0,
+    } | options
     return clipwise.fit(nn.Linear(4, 3), TensorDataset(x, y), **settings)
 
 
