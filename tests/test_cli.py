@@ -25,7 +25,7 @@ from clipwise.types import BudgetExhausted
 # A run of a second: three steps of a linear model, noise given, so that nothing has to be calibrated.
 QUICK = [
     *("train", "--model", "linear", "--noise-multiplier", "5", "--epochs", "1"),
-    *("--batch", "500", "--accountant", "rdp", "--seed", "7"),
+    *("--method", "fixed", "--batch", "500", "--accountant", "rdp", "--seed", "7"),
 ]
 KEYS = {
     *("method", "data", "model", "epsilon", "delta", "accountant", "noise_multiplier"),
@@ -421,7 +421,7 @@ def test_config_file_with_an_unknown_key():
 def test_own_csv_and_npz():
     rows = "".join(f"{i % 7},{i % 100},{i % 2}\n" for i in range(200))
     Path("own.csv").write_text("a,b,kind\n" + rows)
-    quick = ("--noise-multiplier", 2, "--epochs", 1, "--accountant", "rdp", "--seed", 0)
+    quick = ("--method", "fixed", "--noise-multiplier", 2, "--epochs", 1, "--accountant", "rdp", "--seed", 0)
     assert "name the label column" in refused("train", "--data", "own.csv", *quick)
     result = answer("train", "--data", "own.csv", "--label", "kind", "--range", "a=0:7", "--range", "0:100", *quick)
     assert result["model"] == "mlp"

@@ -63,6 +63,7 @@ ADAM_EPS = 1e-12  # far below the noise on any gradient (1e-7 at 10^7 records): 
 GAIN, REACH, AFTER = 0.02, 0.9, 1 / 3  # of log rate a step; most of it in all; of the run, from when on
 GAMMA = 0.01  # auto-s: gradients much shorter than this are not blown up
 CLIP_OVER_MEDIAN = 1.0  # threshold over J for values: normalised gradients of a squared loss would fit the median
+PLAIN_BATCH = 64  # records, without privacy: no noise makes larger batches worth their epochs
 PLAIN_RATE = 2e-3  # of Adam without privacy, where no noise sets a scale
 
 

@@ -247,7 +247,7 @@ def _shown(epochs: int, *, quiet: bool) -> Iterator[dict[str, Any]]:
             progress.update(task, completed=values["step"], total=planned)
 
         def on_epoch(line: dict[str, Any]) -> None:
-            text = f"epoch {line['epoch']}/{epochs}  {_figures(line)}"
+            text = f"epoch {line['epoch']}{f'/{epochs}' if epochs else ''}  {_figures(line)}"
             progress.update(task, description=text)
             if not (quiet or console.is_terminal):
                 console.print(text, highlight=False)
