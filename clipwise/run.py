@@ -31,6 +31,7 @@ from clipwise.keystream import Key
 from clipwise.mechanism import Mechanism, Performance, chosen
 from clipwise.noise import GaussianNoise, Noise
 from clipwise.norms import ROW_WISE, Bookkeeping, PlainEngine
+from clipwise.own_loss import own_loss
 from clipwise.plans import Counted, Facts, Plan, check_delta
 from clipwise.resuming import check_resume, open_ledger, plan_fingerprint, with_what_is_left
 from clipwise.sampling import SampledLoader, check_collate, check_loader
@@ -180,6 +181,7 @@ class Run:
             loss_declared=loss_declared,
             by_rule=self.mechanism.seed is not None,  # a run that is to be repeated must not depend on a clock
             generic=self.performance.engine == "generic",
+            own_loss=own_loss(self.model, loss_reduction),
             notify=remember,
         )
 

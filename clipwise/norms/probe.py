@@ -310,7 +310,8 @@ def _refuse_mixing(units: list[Unit], parameters: list[nn.Parameter], look: Prob
             if dim is None or dim < 0:
                 raise Unsupported(
                     f"the model's output has shape {tuple(two.shape)} for 2 rows and {tuple(three.shape)} for 3: no dimension is the "
-                    "batch. Return one output a row, and reduce it in the loss"
+                    "batch. Return one output a row, and reduce it in the loss (clipwise.hf.row_losses makes one loss a record of an output of "
+                    "transformers)"
                 )
             outputs.append((three, dim))
     if not outputs:
