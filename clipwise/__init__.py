@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0.dev0"
 
 if TYPE_CHECKING:
+    from clipwise import hf as hf
     from clipwise import losses as losses
     from clipwise.dropin import Private, attach
     from clipwise.fixing import fix
@@ -41,6 +42,7 @@ _HOME = {
     "detach": "clipwise.guards",
     "fit": "clipwise.loop.fit",
     "fix": "clipwise.fixing",
+    "hf": "clipwise.hf",
     "losses": "clipwise.losses",
     "pad_to": "clipwise.sampling",
     "private_step": "clipwise.step",
@@ -62,6 +64,7 @@ __all__ = [
     "detach",
     "fit",
     "fix",
+    "hf",
     "losses",
     "pad_to",
     "private_step",

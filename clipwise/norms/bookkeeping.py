@@ -360,7 +360,8 @@ class Bookkeeping:
                 "call the model itself (move the code into its forward), so that Clipwise can see the whole computation"
             )
         if unit.own:
-            with swapped([unit.module], lambda p: self._spread(current, p, spread_shape(p, current.rows))):
+            shape = unit.own_shape
+            with swapped(unit.holders(), lambda p: self._spread(current, p, shape(p, current.rows, args, kwargs))):
                 return original(*args, **kwargs)
         if unit.layer is None:
             return run_generic(
