@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from clipwise import hf as hf
     from clipwise import losses as losses
     from clipwise.dropin import Private, attach
+    from clipwise.estimators import PrivateClassifier, PrivateRegressor
     from clipwise.fixing import fix
     from clipwise.guards import detach
     from clipwise.lab.tuning.runner import tune
@@ -36,6 +37,8 @@ _HOME = {
     "Performance": "clipwise.mechanism",
     "Plan": "clipwise.plans",
     "Private": "clipwise.dropin",
+    "PrivateClassifier": "clipwise.estimators",
+    "PrivateRegressor": "clipwise.estimators",
     "Run": "clipwise.run",
     "Unsupported": "clipwise.types",
     "attach": "clipwise.dropin",
@@ -58,6 +61,8 @@ __all__ = [
     "Performance",
     "Plan",
     "Private",
+    "PrivateClassifier",
+    "PrivateRegressor",
     "Run",
     "Unsupported",
     "attach",

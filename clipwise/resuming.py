@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from clipwise import plans
-from clipwise.accounting import Ledger, within
+from clipwise.accounting import AnyLedger, Ledger, within
 from clipwise.accounting.book import Mark
 from clipwise.accounting.ledger import LedgerExists, block_of
 from clipwise.checkpoint import Checkpoint, CheckpointCorrupt
@@ -55,6 +55,7 @@ def plan_fingerprint(
     optimizer: Optimizer,
     loader: DataLoader[Any],
     data: str,
+    processes: int,
 ) -> str | None:
     """Of everything that a redone step must share with the first one to be the same release, bit for bit; None where it
     cannot be: without a seed the noise is lost, and workers or a device draw and add in an order of their own."""
@@ -71,6 +72,7 @@ def plan_fingerprint(
         "optimizer": [type(optimizer).__name__, settings],
         "data": data,
         "machine": [str(device), torch.get_num_threads(), torch.__version__],
+        **({"processes": processes} if processes > 1 else {}),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=repr).encode()).hexdigest()
 
@@ -117,7 +119,7 @@ def _refuse_unmarked(saved: Checkpoint, ledger: str | Path) -> None:
         )
 
 
-def with_what_is_left(plan: Plan, mechanism: Mechanism, facts: Facts, book: Ledger, taken: int) -> Plan:
+def with_what_is_left(plan: Plan, mechanism: Mechanism, facts: Facts, book: AnyLedger, taken: int) -> Plan:
     """The plan with as much more noise as the steps that were charged in vain make necessary."""
     if plan.target_epsilon is None or plan.delta is None or plan.steps is None or not plan.method.sound:
         return plan

@@ -24,7 +24,8 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from clipwise import __version__, guards, plans, validate
-from clipwise.accounting import Epsilon, Ledger, StepEvent, epsilon, within
+from clipwise.accounting import AnyLedger, Epsilon, FollowedLedger, Ledger, StepEvent, epsilon, trade_off, within
+from clipwise.accounting.followed import as_seen
 from clipwise.checkpoint import Checkpoints
 from clipwise.facts import cost_of_groups, counted, noise_path, public_facts
 from clipwise.keystream import Key
@@ -33,6 +34,7 @@ from clipwise.noise import GaussianNoise, Noise
 from clipwise.norms import ROW_WISE, Bookkeeping, PlainEngine
 from clipwise.own_loss import own_loss
 from clipwise.plans import Counted, Facts, Plan, check_delta
+from clipwise.ranks import World, at_rest, unwrapped
 from clipwise.resuming import check_resume, open_ledger, plan_fingerprint, with_what_is_left
 from clipwise.sampling import SampledLoader, check_collate, check_loader
 from clipwise.state import Generators, Part, RunState, StepState, data_fingerprint
@@ -69,8 +71,9 @@ class Run:
         releases on all records that follow the last step. `notify` hears what a user should know. With `resume`, all parts
         are there only after `restore`."""
         mechanism, performance = chosen(mechanism, performance, options)
-        self.mechanism, self.performance = mechanism, performance
+        self.mechanism, self.performance, wrapper, model = mechanism, performance, model, unwrapped(model)
         parameters = guards.trainable_parameters(model, optimizer)
+        self.world = World.here(next(iter(parameters.values())).device)
         facts = _facts(loader, parameters, optimizer, after)
         self.model = model
         self._notes: list[str] = []
@@ -79,15 +82,17 @@ class Run:
         engine = self._engine(parameters, loss_reduction, loss_declared, notify)
         collated = check_collate(loader, pad_to=pad_to) if mechanism.private else None
         books = [Ledger.read(path) for path in earlier]
-        new = ledger is not None and not os.path.lexists(ledger)
+        new = ledger is not None and not os.path.lexists(ledger) and self.world.leads
         self._saved = None if resume is None else Checkpoints(resume).newest(notify)
         plan, facts = self._planned(facts, ledger, books)
         guards.check_groups(plan.method.name, plan.method.needs_groups, groups)
         self._data = data_fingerprint(loader.dataset, mechanism.seed)
+        self._begin_alike(facts, parameters)
         if resume is not None:
             check_resume(resume, self._saved, plan, self._data)
-        self._fingerprint = plan_fingerprint(plan, mechanism, performance, parameters, optimizer, loader, self._data)
-        book = open_ledger(ledger if plan.private else None, plan, books, self._saved, self._fingerprint)
+        alike = (parameters, optimizer, loader, self._data, self.world.size)
+        self._fingerprint = plan_fingerprint(plan, mechanism, performance, *alike)
+        book = self._ledger(ledger if plan.private else None, plan, books)
         self._ledger_path = ledger
         own = [] if facts.counted is None else [facts.counted.event]
         self._goes_on = book.events() != own  # an older ledger whose charges count
@@ -101,22 +106,28 @@ class Run:
                 Path(ledger).unlink(missing_ok=True)  # type: ignore[arg-type]
             raise
         self.parts = RunState(model=model, optimizer=optimizer, step=StepState(self.stepper), generators=Generators())
-        self._closing: list[Callable[[], None]] = []
+        self._closing: list[Callable[[], None]] = [at_rest(wrapper)]
         self._claim = guards.Claim(model, parameters, optimizer, self.close)
 
     def _assemble(
         self,
         plan: Plan,
         engine: Engine,
-        book: Ledger,
+        book: AnyLedger,
         optimizer: Optimizer,
         loader: DataLoader[Any],
         collated: Any,
         groups: Callable[[Any], Tensor] | None,
     ) -> None:
-        key = self._key().derive(f"segment {book.stream}")
+        world, own = self.world, self._key()
+        key = Key(world.told(own.secret), own.seeded).derive(f"segment {book.stream}")
         self.batches = SampledLoader(
-            loader, plan.sampler, key, max_physical_batch=self.performance.max_physical_batch, collated=collated
+            loader,
+            plan.sampler,
+            key,
+            max_physical_batch=self.performance.max_physical_batch,
+            collated=collated,
+            part=(world.rank, world.size),
         )
         self.stepper = Stepper(
             plan,
@@ -126,7 +137,22 @@ class Run:
             ledger=book,
             optimizer=optimizer,
             groups=groups,
+            world=world,
         )
+
+    def _begin_alike(self, facts: Facts, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Processes that train together have the same options and data; the leader's weights count."""
+        known = (facts, self.mechanism, self._data, list(parameters))
+        self.world.agree("data, model and options", repr(known).encode())
+        self.world.share_weights(self.model)
+
+    def _ledger(self, path: str | Path | None, plan: Plan, books: list[Ledger]) -> AnyLedger:
+        """The leader's, and what the others see of it."""
+        if not self.world.leads:
+            return FollowedLedger(self.world.told(b""))
+        book = open_ledger(path, plan, books, self._saved, self._fingerprint)
+        self.world.told(as_seen(book))
+        return book
 
     def _planned(self, facts: Facts, ledger: str | Path | None, books: list[Ledger]) -> tuple[Plan, Facts]:
         """The plan, after what the books hold; where the number of records is private it is counted first."""
@@ -146,6 +172,8 @@ class Run:
         if self._saved is not None and (known := self._saved.facts["run"].get("counted")):
             return Counted(int(known["records"]), StepEvent(1.0, float(known["noise_multiplier"])))
         event = plans.count_event(self.mechanism)
+        if not self.world.leads:
+            return Counted(int(self.world.told(b"")), event)
         facts = {"release": "the number of records, with noise", "neighbours": "add or remove one record"}
         if path is None:
             books.append(book := Ledger.in_memory(run=facts))
@@ -155,7 +183,9 @@ class Run:
             book.charge(0, event, note=facts)
             noise = GaussianNoise(self._key().derive(f"count {book.stream}"))
             (noised,) = noise.add([torch.tensor([float(size)], dtype=torch.float64)], event.noise_multiplier, step=0)
-        return Counted(max(1, round(noised.item())), event)
+        count = max(1, round(noised.item()))
+        self.world.told(str(count).encode())
+        return Counted(count, event)
 
     def _engine(
         self,
@@ -194,6 +224,10 @@ class Run:
         if self._saved is not None:
             self.parts.load(self._saved.state)
             self._saved = None
+            if (
+                not self.world.leads
+            ):  # the generators that were kept are the leader's: dropout is to differ between processes
+                torch.manual_seed(torch.initial_seed() + self.world.rank)
 
     def save(self, folder: str | Path) -> Path:
         """Keep the run's state; `resume=folder` goes on from there. Between two logical steps only."""
@@ -206,6 +240,8 @@ class Run:
                 "ledger=None: this run's ledger is in memory, and what was spent would be lost with the process; give "
                 "attach(ledger=FILE), or fit(ledger=FILE)"
             )
+        if not self.world.leads:
+            return Path(folder)  # the leader keeps it, for all
         step, facts = self.state.step, {"run": public_facts(self.plan), "data": self._data}
         facts |= {"run_id": self.ledger.run_id, "ledger_head": self.ledger.head}
 
@@ -236,7 +272,7 @@ class Run:
         return self.stepper.noise
 
     @property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> AnyLedger:
         return self.stepper.ledger
 
     def logical_batches(self, count: int) -> Iterator[Iterator[tuple[Any, Any]]]:
@@ -349,6 +385,14 @@ class Run:
             )
         return epsilon(self.ledger.events(), delta, self.plan.accountant)
 
+    def _attack(self, spent: Epsilon | None) -> dict[str, Any]:
+        """What the statement says of attackers: the best bound on their true-positive rates that the ledger gives."""
+        if not self.plan.private:
+            return {}
+        pair = (None, None) if spent is None else (spent.value, spent.delta)
+        found = trade_off(self.ledger.events(), *pair, whole_curve=self.plan.accountant != "rdp")
+        return {"attack": found.pairs(), "attack_source": found.source}
+
     def statement(self) -> Statement:
         plan, method = self.plan, self.plan.method
         spent = None if plan.delta is None or not plan.private else self._spent(None)
@@ -369,6 +413,7 @@ class Run:
             expected_batch_size=plan.expected_batch_size,
             steps=sum(event.count for event in self.ledger.events()),
             planned_steps=None if plan.steps is None else plan.steps + len(plan.after) + (plan.counted is not None),
+            **self._attack(spent),
             noise_multiplier=plan.noise_multiplier,
             noise_schedule=noise_path(plan, self.state.step),
             claimed_epsilon=None
@@ -381,9 +426,18 @@ class Run:
             seeded=self.mechanism.seed is not None,
             ledger=self._ledger_name(),
             ledger_head=self.ledger.head if plan.private else "",
-            notes=(*self._notes, *cost_of_groups(plan)),
+            notes=(*self._notes, *self._together(), *cost_of_groups(plan)),
             versions=f"clipwise {__version__}, torch {torch.__version__}",
         )
+
+    def _together(self) -> list[str]:
+        size = self.world.size
+        if size == 1:
+            return []
+        return [
+            f"{size} processes trained together. Each step drew one sample of all records at the stated rate, of which each process took its part; "
+            "their sums were added up before the noise, which was drawn once in total (the same numbers from the same key in every process)."
+        ]
 
     def _ledger_name(self) -> str:
         if not self.plan.private:

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from clipwise import validate
-from clipwise.accounting import Event, Ledger, LedgerError
+from clipwise.accounting import AnyLedger, Event, LedgerError
 from clipwise.clipping import METHODS, Method
 from clipwise.loop.averaging import WeightAverage, check_decay
 from clipwise.loop.evaluation import accuracy, check_class_targets, mean_loss
@@ -43,7 +43,7 @@ class Trained(NamedTuple):
     loss: Any
     method: Method
     method_state: Any
-    ledger: Ledger
+    ledger: AnyLedger
     noise: Noise
     event: Event  # what it costs, as planned
     step: int

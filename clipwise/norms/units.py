@@ -27,7 +27,10 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from clipwise.norms.layers import Layer, find_layer
+from clipwise.norms.small_batch import Args, Kwargs
 from clipwise.types import Unsupported
+
+Forward = Callable[..., Any]  # of a module, as it was before it was recorded
 
 
 @dataclass
@@ -54,7 +57,7 @@ class Unit:
         """Modules whose `_parameters` hold `own`."""
         return [self.module, *(m for m in self.module.children() if isinstance(m, _LISTS))]
 
-    def own_shape(self, p: Tensor, rows: int, args: tuple, kwargs: dict) -> torch.Size:
+    def own_shape(self, p: Tensor, rows: int, args: Args, kwargs: Kwargs) -> torch.Size:
         """A parameter of `own`, seen from every row."""
         given = tensor_shapes((args, kwargs))
         return spread_shape(p, rows, self.ndim or (len(given[0]) if given else 0))
@@ -143,9 +146,9 @@ def run_generic(
     unit: Unit,
     expand: Callable[[nn.Parameter], Tensor | None],
     rows: int,
-    original: Callable,
-    args: tuple,
-    kwargs: dict,
+    original: Forward,
+    args: Args,
+    kwargs: Kwargs,
 ) -> Any:
     """The unit's forward pass, row by row, with parameters from `expand` (rows, *shape), so that each row has its
     own."""
@@ -223,7 +226,7 @@ def run_generic(
 class _Original(nn.Module):
     """Calls a module's own forward where its instance attribute `forward` has been replaced."""
 
-    def __init__(self, module: nn.Module, original: Callable):
+    def __init__(self, module: nn.Module, original: Forward):
         super().__init__()
         self.module = module
         self._original = original
@@ -232,7 +235,7 @@ class _Original(nn.Module):
         return self._original(*args, **kwargs)
 
 
-def signature(args: tuple, kwargs: dict) -> Any:
+def signature(args: Args, kwargs: Kwargs) -> Any:
     """Which arguments a call has, and which of them are tensors."""
     leaves, spec = tree_flatten((args, dict(sorted(kwargs.items()))))
     return spec, [isinstance(leaf, Tensor) for leaf in leaves]

@@ -45,6 +45,15 @@ _SMALL: dict[str, Any] = {
     **dict.fromkeys(("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len"), 40),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
     **dict.fromkeys(("num_experts_per_tok", "top_k"), 2),
+    **dict.fromkeys(("mamba_d_ssm",), 32),
+    **dict.fromkeys(("mamba_n_heads", "mamba_num_heads", "mamba_n_groups", "mamba_ngroups", "n_groups"), 2),
+    **dict.fromkeys(("mamba_d_state", "state_size", "ssm_state_size", "mamba_d_head", "mamba_head_dim"), 8),
+    **dict.fromkeys(("mamba_chunk_size", "chunk_size"), 8),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 8),
+    **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), 2),
+    **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), 8),
+    "rotary_dim": 4,
+    "window_size": 2,
     "vocab_size": VOCABULARY,
     "image_size": PIXELS,
     "patch_size": 8,
@@ -135,6 +144,7 @@ def make(name: str, cls: str) -> nn.Module:
     _shrink(config)
     if getattr(config, "is_encoder_decoder", False):
         config.decoder_start_token_id = 0
+    config._experts_implementation = "eager"  # the other ones do not take double precision
     model = getattr(transformers, cls)(config)
     numbers = sum(p.numel() for p in model.parameters())
     if numbers > _MOST_NUMBERS:

@@ -63,6 +63,6 @@ def ia3(module: Any, tap: Tap, x: Tensor) -> Tensor:
     copies = tap(vector.detach().flatten().expand(rows, -1).clone(), PER_EXAMPLE, {"weight": vector}, (), rows_dim=0)
     scaling = copies.view(rows, *[1] * (x.dim() - 2), -1)
     if module.is_feedforward:
-        return module.base_layer((x.to(vector.dtype) * scaling).to(x.dtype))
-    out = module.base_layer(x)
-    return (out * scaling).to(out.dtype)
+        x = (x.to(vector.dtype) * scaling).to(x.dtype)
+    out: Tensor = module.base_layer(x)
+    return out if module.is_feedforward else (out * scaling).to(out.dtype)

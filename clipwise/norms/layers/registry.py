@@ -14,7 +14,7 @@ several times (attention).
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -23,6 +23,8 @@ from torch.utils._pytree import tree_flatten
 
 from clipwise.norms.kernel import Kernel
 from clipwise.types import ClipwiseError
+
+Rule = TypeVar("Rule", bound=Callable[..., Any])
 
 
 class Tap(Protocol):
@@ -48,10 +50,8 @@ LAYERS: dict[type[nn.Module], Layer] = {}
 NAMED: dict[str, Layer] = {}  # of libraries that need not be installed, by module and class
 
 
-def layer(
-    *kinds: type[nn.Module] | str, supports: Callable[[Any], bool] = lambda _: True
-) -> Callable[[Callable], Callable]:
-    def register(forward: Callable) -> Callable:
+def layer(*kinds: type[nn.Module] | str, supports: Callable[[Any], bool] = lambda _: True) -> Callable[[Rule], Rule]:
+    def register(forward: Rule) -> Rule:
         for kind in kinds:
             rules: Any = NAMED if isinstance(kind, str) else LAYERS
             rules[kind] = Layer(forward, supports)
@@ -99,7 +99,7 @@ class _Through(TorchFunctionMode):
         self._own = {id(p) for p in module.parameters(recurse=False)}
         self._name, self._function, self._rule = type(module).__name__, function, rule
 
-    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         given = {id(x) for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)}
         if given.isdisjoint(self._own):

@@ -29,7 +29,8 @@ def mark(value: Tensor, batch: Any, dim: int | None) -> None:
 
 
 def marks_of(node: Any) -> dict[int, Mark]:
-    return node.metadata.get(_KEY, _NONE)
+    marks: dict[int, Mark] = node.metadata.get(_KEY, _NONE)
+    return marks
 
 
 def mark_hook(value: Tensor) -> None:
@@ -49,7 +50,8 @@ def say_of_loss(value: Tensor, words: str) -> None:
 
 
 def words_of(node: Any) -> str | None:
-    return node.metadata.get(_WORDS)
+    words: str | None = node.metadata.get(_WORDS)
+    return words
 
 
 _NONE: dict[int, Mark] = {}
