@@ -362,9 +362,7 @@ class Bookkeeping:
                 "call the model itself (move the code into its forward), so that Clipwise can see the whole computation"
             )
         if unit.own:
-            shape = unit.own_shape
-            with swapped(unit.holders(), lambda p: self._spread(current, p, shape(p, current.rows, args, kwargs))):
-                return original(*args, **kwargs)
+            return self._run_own(current, unit, original, args, kwargs)
         if unit.layer is None:
             return run_generic(
                 unit,
@@ -407,6 +405,13 @@ class Bookkeeping:
             return _marked(tapped, current, dim)
 
         return unit.layer.forward(unit.module, tap, *args, **kwargs)
+
+    def _run_own(self, current: Pass, unit: Unit, original: Forward, args: Args, kwargs: Kwargs) -> Any:
+        def spread(p: nn.Parameter) -> Tensor | None:
+            return self._spread(current, p, unit.own_shape(p, current.rows, args, kwargs))
+
+        with swapped(unit.holders(), spread):
+            return original(*args, **kwargs)
 
     def _spread(self, current: Pass, p: nn.Parameter, shape: torch.Size) -> Tensor | None:
         if id(p) not in self._names:

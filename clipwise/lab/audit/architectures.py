@@ -23,7 +23,13 @@ from clipwise.norms.loop import sums_and_norms
 from clipwise.own_loss import OwnLoss
 from clipwise.types import ClipwiseError
 
-ROWS, WORDS, VOCABULARY, CLASSES, PIXELS = 3, 7, 48, 2, 32
+ROWS, WORDS, VOCABULARY, CLASSES, PIXELS = (
+    3,
+    7,
+    48,
+    2,
+    32,
+)  # of the records: small, and no two alike where that would hide a dimension
 _TOLERANCE = 1e-6  # relative, in double precision; a guard against cancellation may make a norm larger by about 1e-12
 # Parameters of a model that is still small; others could not be made small by their configuration, and would take minutes.
 _MOST_NUMBERS = 3_000_000
