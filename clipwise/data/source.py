@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.utils.data import TensorDataset
 
+    from clipwise.data.own import Unlearned
+    from clipwise.data.preprocessing import Preprocessing
     from clipwise.data.text import Encoder
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -193,8 +195,8 @@ class Groups(NamedTuple):
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set that is ready to train on: labels are int64 in 0..classes-1; records are float32 features, or int64
-    token numbers where `kind` is text or sequence."""
+    """A data set that is ready to train on: labels are int64 in 0..classes-1, or with classes = 1 numbers; records are
+    float32 features, or int64 token numbers where `kind` is text or sequence."""
 
     name: str
     train: TensorDataset
@@ -212,6 +214,16 @@ class DataSet:
     padding: int | None = None  # the token number that fills a record up to its fixed length
     feature_names: tuple[str, ...] = ()
     groups: Mapping[str, Groups] = field(default_factory=dict)
+    preprocessing: Preprocessing | None = None  # how its records became tensors; None: a data set of a test's own
+    unlearned: Unlearned | None = (
+        None  # of an own file: what is to be released first, until which tensors are place-holders
+    )
+    warnings: tuple[str, ...] = ()  # for the user, before anything is spent
+
+    @property
+    def numbers(self) -> bool:
+        """Whether a number is to be predicted (float32, one a record) rather than a class."""
+        return self.classes == 1
 
 
 def listed(text: str) -> tuple[str, ...]:
