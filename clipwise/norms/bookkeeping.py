@@ -31,9 +31,11 @@ from clipwise.norms.precision import exact_products
 from clipwise.norms.probe import Probe, probe
 from clipwise.norms.recording import Pass, SpreadNode, TapNode
 from clipwise.norms.refuse import refuse_mixing_layers
+from clipwise.norms.small_batch import Args, Kwargs
 from clipwise.norms.state import Watch
 from clipwise.norms.tape import Tape
 from clipwise.norms.units import (
+    Forward,
     Unit,
     find_units,
     run_generic,
@@ -46,8 +48,8 @@ from clipwise.norms.units import (
 from clipwise.norms.unreleased import HeldBack
 from clipwise.types import LoopMisuse, Padding, Unsupported
 
-# A layer and physical batch: beyond it gradients are not stored where there is a choice. glibc takes larger blocks from
-# the system every time anew.
+# Bytes of a layer and physical batch: beyond it gradients are not stored where there is a choice. glibc takes blocks above
+# 32 MB from the system every time anew; 24 stood here before 28, and no timing of either was kept.
 DIRECT_BYTES = 28 * 2**20
 
 
@@ -76,7 +78,7 @@ class Bookkeeping:
         self._notify = notify
         self._units = [Unit("", model, None)] if generic else find_units(model, self._names)
         self._without_spreading = self._units if generic else find_units(model, self._names, spread=False)
-        self._originals: dict[int, tuple[nn.Module, Callable, bool]] = {}
+        self._originals: dict[int, tuple[nn.Module, Forward, bool]] = {}
         self._dummy = self.loss.dummy = torch.zeros((), requires_grad=True)
         self._output_shapes: dict[
             int, list[torch.Size]
@@ -226,7 +228,7 @@ class Bookkeeping:
 
     # -- while recording -----------------------------------------------------------------------------------------------
 
-    def _run_root(self, unit: Unit | None, original: Callable, args: tuple, kwargs: dict) -> Any:
+    def _run_root(self, unit: Unit | None, original: Forward, args: Args, kwargs: Kwargs) -> Any:
         witness = None if self._pass is None or self._in_root else self._pass.witness
         if witness is None:
             return self._run_model(unit, original, args, kwargs)
@@ -235,7 +237,7 @@ class Bookkeeping:
         witness.go_on([] if self._outside else self._outputs_with_rows(out))
         return out
 
-    def _run_model(self, unit: Unit | None, original: Callable, args: tuple, kwargs: dict) -> Any:
+    def _run_model(self, unit: Unit | None, original: Forward, args: Args, kwargs: Kwargs) -> Any:
         if self._outside:
             return self._run_outside(original, args, kwargs)
         if self._pass is None and self._probing is None:
@@ -254,7 +256,7 @@ class Bookkeeping:
             self._note_outputs(out, args, kwargs)
         return out
 
-    def _note_outputs(self, out: Any, args: tuple, kwargs: dict) -> None:
+    def _note_outputs(self, out: Any, args: Args, kwargs: Kwargs) -> None:
         """Where the rows are in each output: the dimension that grew from two rows to three when the model was looked at."""
         leaves = [x for x in tree_flatten(out)[0] if isinstance(x, Tensor)]
         if self._probing is not None:
@@ -276,7 +278,7 @@ class Bookkeeping:
         leaves = [x for x in tree_flatten(out)[0] if isinstance(x, Tensor)]
         return [(x, dim) for x, dim in self._with_rows(leaves) if dim is not None]
 
-    def _run_outside(self, original: Callable, args: tuple, kwargs: dict) -> Any:
+    def _run_outside(self, original: Forward, args: Args, kwargs: Kwargs) -> Any:
         def refuse_late(_: Tensor) -> None:
             if not self._outside:
                 raise LoopMisuse(
@@ -291,7 +293,7 @@ class Bookkeeping:
                 x.register_hook(refuse_late)
         return out
 
-    def _is_new(self, args: tuple, kwargs: dict) -> bool:
+    def _is_new(self, args: Args, kwargs: Kwargs) -> bool:
         """One look is enough, except that what is spread broadcasts otherwise against dimensions of size 1, 2 or 3; that what
         runs generically must know each of its arguments; that padding is looked at where there is some; and that a model
         which counts its calls, or draws, may do something else later: it is looked at again at the 2nd, 4th, 8th ... batch."""
@@ -306,11 +308,11 @@ class Bookkeeping:
     def _modes(self) -> tuple[bool, ...]:
         return tuple(m.training for m in self._model.modules())
 
-    def _layout(self, args: tuple, kwargs: dict) -> Hashable:
+    def _layout(self, args: Args, kwargs: Kwargs) -> Hashable:
         shapes = (x.shape for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor))
         return self._model.training, tuple(tuple(min(size, 4) for size in shape) for shape in shapes)
 
-    def _refuse_other_rows(self, args: tuple, kwargs: dict) -> None:
+    def _refuse_other_rows(self, args: Args, kwargs: Kwargs) -> None:
         rows = self._pass.rows if self._pass else -1
         if not any(isinstance(x, Tensor) and rows in x.shape[:2] for x in tree_flatten((args, kwargs))[0]):
             raise Unsupported(
@@ -318,7 +320,7 @@ class Bookkeeping:
                 "batch whole, as padded tensors with one row a record; evaluate other data under torch.no_grad()"
             )
 
-    def _run_unit(self, unit: Unit, original: Callable, args: tuple, kwargs: dict) -> Any:
+    def _run_unit(self, unit: Unit, original: Forward, args: Args, kwargs: Kwargs) -> Any:
         if self._outside:
             return self._run_outside(original, args, kwargs)
         kwargs = dict(sorted(kwargs.items()))
@@ -365,16 +367,17 @@ class Bookkeeping:
             current.note(call)
             if unit.spread:
                 receive = self._receiver(current, call, 0, unit.name)
-                return _marked(
-                    SpreadNode.apply(out, self._dummy, kept, receive, spread_shape(out, current.rows)), current, 0
-                )
+                shape = spread_shape(out, current.rows)
+                spread = SpreadNode.apply(out, self._dummy, kept, receive, shape)  # type: ignore[no-untyped-call]
+                return _marked(spread, current, 0)
             if out._is_view():
                 # F.linear on three dimensions ends in a view, and autograd writes the gradient of a view that is marked
                 # dirty four times over. This alias is no view; nothing upstream keeps a layer's output.
                 out = torch.ops.aten._unsafe_view(out, out.shape)
             dim = batch_dim if rows_dim is None else rows_dim
             receive = self._receiver(current, call, dim, unit.name)
-            return _marked(TapNode.apply(out, self._dummy, kept, receive), current, dim)
+            tapped = TapNode.apply(out, self._dummy, kept, receive)  # type: ignore[no-untyped-call]
+            return _marked(tapped, current, dim)
 
         return unit.layer.forward(unit.module, tap, *args, **kwargs)
 
@@ -384,9 +387,10 @@ class Bookkeeping:
         call = Call(PER_EXAMPLE, {"parameter": p})
         current.note(call)
         receive = self._receiver(current, call, 0, self._names[id(p)])
-        return _marked(SpreadNode.apply(p.detach(), self._dummy, [], receive, shape), current, 0)
+        spread = SpreadNode.apply(p.detach(), self._dummy, [], receive, shape)  # type: ignore[no-untyped-call]
+        return _marked(spread, current, 0)
 
-    def _receiver(self, current: Pass, call: Call, dim: int, name: str) -> Callable:
+    def _receiver(self, current: Pass, call: Call, dim: int, name: str) -> Callable[..., Any]:
         used = False
 
         def distrusted(message: str) -> LoopMisuse:
@@ -396,7 +400,7 @@ class Bookkeeping:
         def receive(saved: tuple[Tensor, ...], b: Tensor) -> None:
             nonlocal used
             if current.trial is not None:
-                current.trial.look(id(receive), name, b.movedim(dim, 0))
+                current.trial.arrive(id(receive), name, b.movedim(dim, 0))
                 return
             if used or current is not self._pass:
                 raise distrusted(
@@ -475,7 +479,7 @@ class Bookkeeping:
     # -- the first batch
     # ------------------------------------------------------------------------------------------------
 
-    def _run_probe(self, args: tuple, kwargs: dict) -> None:
+    def _run_probe(self, args: Args, kwargs: Kwargs) -> None:
         current = self._pass
         if current is None:
             raise RuntimeError("the probe needs an open batch")
@@ -525,7 +529,7 @@ def _marked(out: Tensor, current: Pass, dim: int) -> Tensor:
     return out
 
 
-def _dim_of_rows(unit: Unit, args: tuple, kwargs: dict, rows: int) -> int:
+def _dim_of_rows(unit: Unit, args: Args, kwargs: Kwargs, rows: int) -> int:
     """For a layer that no batch has gone through before (a branch that was not taken): by its length, where that is
     clear."""
     shapes = tensor_shapes((args, kwargs))
@@ -538,7 +542,7 @@ def _dim_of_rows(unit: Unit, args: tuple, kwargs: dict, rows: int) -> int:
     return found[0] if found else 0
 
 
-def _rows_of(unit: Unit, args: tuple, kwargs: dict, otherwise: int) -> int:
+def _rows_of(unit: Unit, args: Args, kwargs: Kwargs, otherwise: int) -> int:
     tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
     for x, dim in zip(tensors, unit.arg_dims or [], strict=False):
         if dim is not None:
@@ -546,7 +550,7 @@ def _rows_of(unit: Unit, args: tuple, kwargs: dict, otherwise: int) -> int:
     return otherwise
 
 
-def _recording_forward(engine: Bookkeeping, run: Callable, unit: Unit | None, original: Callable) -> Callable:
+def _recording_forward(engine: Bookkeeping, run: Forward, unit: Unit | None, original: Forward) -> Forward:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         # A deep copy of the model (an average of weights, say) carries this function along, and is none of our
         # business.
@@ -558,4 +562,5 @@ def _recording_forward(engine: Bookkeeping, run: Callable, unit: Unit | None, or
 
     forward.is_recording = True  # type: ignore[attr-defined]
     # A compiled graph would fold the taps away, or keep those of its first batch: what is between them may be compiled.
-    return torch.compiler.disable(forward)
+    uncompiled: Forward = torch.compiler.disable(forward)
+    return uncompiled

@@ -19,14 +19,14 @@ class TapNode(torch.autograd.Function):
     """Identity. Takes a dummy that requires grad, so that it stands in the graph even where nothing upstream does."""
 
     @staticmethod
-    def forward(ctx: Any, out: Tensor, dummy: Tensor, saved: list[Tensor], receive: Callable) -> Tensor:  # noqa: ARG004
+    def forward(ctx: Any, out: Tensor, dummy: Tensor, saved: list[Tensor], receive: Callable[..., Any]) -> Tensor:  # noqa: ARG004
         ctx.save_for_backward(*saved)  # autograd's own version check then catches an input modified in place
         ctx.receive = receive
         ctx.mark_dirty(out)  # lets an in-place activation follow
         return out
 
     @staticmethod
-    def backward(ctx: Any, b: Tensor) -> tuple:
+    def backward(ctx: Any, b: Tensor) -> tuple[Any, ...]:
         ctx.receive(ctx.saved_tensors, b)
         return b if ctx.needs_input_grad[0] else None, None, None, None
 
@@ -40,7 +40,7 @@ class SpreadNode(torch.autograd.Function):
         value: Tensor,
         dummy: Tensor,  # noqa: ARG004
         saved: list[Tensor],
-        receive: Callable,
+        receive: Callable[..., Any],
         shape: torch.Size,
     ) -> Tensor:
         ctx.save_for_backward(*saved)
@@ -48,7 +48,7 @@ class SpreadNode(torch.autograd.Function):
         return value.expand(shape)
 
     @staticmethod
-    def backward(ctx: Any, b: Tensor) -> tuple:
+    def backward(ctx: Any, b: Tensor) -> tuple[Any, ...]:
         ctx.receive(tuple(s.expand(spread_shape(s, ctx.rows)) for s in ctx.saved_tensors), b)
         return None, None, None, None, None
 
@@ -62,7 +62,7 @@ class Pass:
         self.proof = proof  # that judges the losses of this batch
         self.passes = 0  # judged backward passes that run now: without one the taps take nothing
         self.scale: float | None = None  # that undoes the reduction of the rows
-        self.trial: Trial | None = None  # while gradients are only looked at
+        self.trial: Trial | None = None  # while gradients are only compared
         self.witness: Witness | None = None  # of what the loop does with the batch
         self.over = False
         self.uses: defaultdict[int, list[slice | None]] = defaultdict(list)  # parameter id -> pieces used

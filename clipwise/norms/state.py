@@ -25,10 +25,12 @@ from torch import Tensor, nn
 
 from clipwise.types import LoopMisuse, Unsupported
 
-# An attribute may lead anywhere (a trainer, its data). What is not reached is not put back: see above.
+# Objects. An attribute may lead anywhere (a trainer, its data). What is not reached is not put back: see above. Chosen, not
+# measured.
 _MOST_LEAVES = 20_000
-_DEEPEST = 4  # containers and objects below a module
-# Copies are made of so many bytes at most, so that a large frozen model is not held twice; beyond, a checksum shows a change.
+_DEEPEST = 4  # containers and objects below a module: chosen, not measured
+# Bytes that are copied at most, so that a large frozen model is not held twice; beyond, a checksum shows a change. Chosen, not
+# measured.
 _MOST_COPIED = 2**30
 _TORCHS_OWN = frozenset(nn.Module().__dict__) | {"forward"}  # of a module's attributes
 _PLAIN = (int, float, complex, str, bytes, type(None), np.number, np.bool_)
