@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -24,7 +25,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from clipwise import __version__, guards, plans, validate
-from clipwise.accounting import Epsilon, Ledger, StepEvent, epsilon, within
+from clipwise.accounting import Epsilon, Event, Ledger, StepEvent, epsilon, within
 from clipwise.checkpoint import Checkpoints
 from clipwise.facts import cost_of_groups, counted, noise_path, public_facts
 from clipwise.keystream import Key
@@ -60,12 +61,13 @@ class Run:
         ledger: str | Path | None = None,
         earlier: Sequence[str | Path] = (),
         resume: str | Path | None = None,
+        before: Sequence[Event] = (),
         after: tuple[float, ...] = (),
         notify: Callable[[str], None] = warnings.warn,
         **options: Any,
     ):
-        """`mechanism` and `performance`, or their options by name (see `attach`). `after` holds the noise multipliers of
-        releases on all records that follow the last step. `notify` hears what a user should know. With `resume`, all parts
+        """`mechanism` and `performance`, or their options by name (see `attach`). `before` holds what the ledger has been charged
+        with already to prepare the data, and `after` the noise multipliers of releases on all records that follow the last step. `notify` hears what a user should know. With `resume`, all parts
         are there only after `restore`."""
         mechanism, performance = chosen(mechanism, performance, options)
         self.mechanism, self.performance = mechanism, performance
@@ -75,6 +77,7 @@ class Run:
         self._notes: list[str] = []
         self.resumed = resume is not None
         self._kept_in: set[Path] = set()
+        self._before = tuple(before)
         engine = self._engine(parameters, loss_reduction, loss_declared, notify)
         collated = check_collate(loader, pad_to=pad_to) if mechanism.private else None
         books = [Ledger.read(path) for path in earlier]
@@ -88,8 +91,8 @@ class Run:
         self._fingerprint = plan_fingerprint(plan, mechanism, performance, parameters, optimizer, loader, self._data)
         book = open_ledger(ledger if plan.private else None, plan, books, self._saved, self._fingerprint)
         self._ledger_path = ledger
-        own = [] if facts.counted is None else [facts.counted.event]
-        self._goes_on = book.events() != own  # an older ledger whose charges count
+        own = [*before, *([] if facts.counted is None else [facts.counted.event])]
+        self._goes_on = _totals(book.events()) != _totals(own)  # an older ledger whose charges count
         try:
             if self._saved is not None and book.stream == book.segment:  # steps are redone with other noise
                 plan = with_what_is_left(plan, mechanism, facts, book, self._saved.step)
@@ -129,7 +132,7 @@ class Run:
 
     def _planned(self, facts: Facts, ledger: str | Path | None, books: list[Ledger]) -> tuple[Plan, Facts]:
         """The plan, after what the books hold; where the number of records is private it is counted first."""
-        spent = [event for book in books for event in book.events()]
+        spent = [*self._before, *(event for book in books for event in book.events())]
         if self.mechanism.size == "private" and self.mechanism.private:
             counted = self._count(facts.size, ledger, books)
             facts, spent = facts._replace(counted=counted), [*spent, counted.event]
@@ -366,7 +369,9 @@ class Run:
             sample_rate=plan.sample_rate,
             expected_batch_size=plan.expected_batch_size,
             steps=sum(event.count for event in self.ledger.events()),
-            planned_steps=None if plan.steps is None else plan.steps + len(plan.after) + (plan.counted is not None),
+            planned_steps=None
+            if plan.steps is None
+            else plan.steps + len(self._before) + len(plan.after) + (plan.counted is not None),
             noise_multiplier=plan.noise_multiplier,
             noise_schedule=noise_path(plan, self.state.step),
             claimed_epsilon=None
@@ -394,6 +399,14 @@ def _facts(
 ) -> Facts:
     numbers = sum(p.numel() for p in parameters.values())
     return Facts(check_loader(loader), numbers, loader.batch_size, float(optimizer.param_groups[0]["lr"]), after)
+
+
+def _totals(events: Sequence[Event]) -> Counter[tuple[type[Event], float, float]]:
+    """How often each kind of release is charged."""
+    totals: Counter[tuple[type[Event], float, float]] = Counter()
+    for event in events:
+        totals[type(event), event.sample_rate, event.noise_multiplier] += event.count
+    return totals
 
 
 def _out_of_memory(error: BaseException) -> bool:

@@ -27,7 +27,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from clipwise.data.source import Array
+from clipwise.data.source import Array, Values
 from clipwise.data.text import words
 from clipwise.types import BadArgument
 
@@ -75,7 +75,7 @@ class Column(Protocol):
     def name(self) -> str: ...
     @property
     def features(self) -> tuple[str, ...]: ...  # names of the numbers that come out
-    def encode(self, values: Sequence[Any]) -> Array: ...  # (records, len(features)), float64
+    def encode(self, values: Values) -> Array: ...  # (records, len(features)), float64
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Number:
     def features(self) -> tuple[str, ...]:
         return (self.name, f"{self.name} is missing") if self.missing == FLAG else (self.name,)
 
-    def encode(self, values: Sequence[Any]) -> Array:
+    def encode(self, values: Values) -> Array:
         numbers = read_numbers(self.name, values, gaps=self.missing is not None)
         gone = np.isnan(numbers) if self.missing is not None else np.zeros(len(numbers), bool)
         scaled = self._scaled(numbers)
@@ -135,7 +135,7 @@ class Category:
     def features(self) -> tuple[str, ...]:
         return (*(f"{self.name}={value}" for value in self.values), f"{self.name} is missing")
 
-    def encode(self, values: Sequence[Any]) -> Array:
+    def encode(self, values: Values) -> Array:
         places = {value: place for place, value in enumerate(self.values)} | {"": len(self.values)}
         return _one_hot([places.get(as_text(value), -1) for value in values], len(self.features))
 
@@ -164,7 +164,7 @@ class Hashed:
         text = as_text(value)
         return _hash(text) % self.buckets if text else -1
 
-    def encode(self, values: Sequence[Any]) -> Array:
+    def encode(self, values: Values) -> Array:
         own = range(self.buckets) if self.kept is None else self.kept
         places = {bucket: place for place, bucket in enumerate(own)} | {-1: len(own)}
         number = cache(self.bucket)
@@ -188,7 +188,7 @@ class Words:
     def features(self) -> tuple[str, ...]:
         return tuple(f"{self.name}: words {bucket}" for bucket in range(self.buckets))
 
-    def encode(self, values: Sequence[Any]) -> Array:
+    def encode(self, values: Values) -> Array:
         number = cache(lambda word: _hash(word) % self.buckets)
         rows = np.zeros((len(values), self.buckets))
         for row, value in zip(rows, values, strict=True):
@@ -249,7 +249,7 @@ class Date:
         own = tuple(f"{self.name}: {part.partition(':')[0]}" for part in self.parts)
         return (*own, f"{self.name} is missing") if self.missing == FLAG else own
 
-    def encode(self, values: Sequence[Any]) -> Array:
+    def encode(self, values: Values) -> Array:
         dates = [None if is_gap(value) else as_date(value) for value in values]
         if any(date is None and not is_gap(value) for date, value in zip(dates, values, strict=True)):
             raise BadArgument(
@@ -281,7 +281,7 @@ def column_from_json(value: Any) -> Any:
     return KINDS[value["kind"]](**fields)
 
 
-def read_numbers(name: str, values: Sequence[Any], *, gaps: bool) -> Array:
+def read_numbers(name: str, values: Values, *, gaps: bool) -> Array:
     """float64; with `gaps`, NaN for whatever stands for a missing number. A field `nan` is NaN either way."""
     if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
         return values.astype(np.float64)
@@ -303,7 +303,7 @@ def read_numbers(name: str, values: Sequence[Any], *, gaps: bool) -> Array:
         raise BadArgument(_no_number(name, values)) from error
 
 
-def _no_number(name: str, values: Sequence[Any]) -> str:
+def _no_number(name: str, values: Values) -> str:
     """What is wrong with a column that is not all numbers, and what to do. It tells the kind of trouble and no value."""
     shown = some([name])
     odd = [value for value in values if not _reads_as_number(value)]

@@ -8,7 +8,7 @@ records that no budget pays for, so features stay as they are unless a *public* 
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,9 +46,18 @@ class Unlearned:
     def what(self) -> ToLearn:
         return self.understood.to_learn
 
-    def finished(self, dataset: DataSet, learned: Learned | Preprocessing, notes: Sequence[str] = ()) -> DataSet:
+    def finished(
+        self,
+        dataset: DataSet,
+        learned: Learned | Preprocessing,
+        notes: Sequence[str] = (),
+        releases: Sequence[Mapping[str, Any]] = (),
+    ) -> DataSet:
         """With what was released, just now or in a run that goes on."""
-        made = learned if isinstance(learned, Preprocessing) else self.understood.with_learned(learned)
+        if isinstance(learned, Preprocessing):
+            made = learned
+        else:
+            made = replace(self.understood.with_learned(learned), learned=tuple(releases))
         return replace(_encoded(dataset, made, self.train, self.test), unlearned=None, notes=(*dataset.notes, *notes))
 
 
@@ -165,7 +174,8 @@ def _load_npz(path: Path, words: OwnData, regression: bool, standardize: tuple[f
             f"data={str(path)[-200:]!r} is not a file; give the path of one, or a name from `clipwise data`"
         )
     _refuse_words_for_tables(words, path)
-    parts, notes = read_npz(path), []
+    parts = read_npz(path)
+    notes: list[str] = []
     target = _npz_target(path, [y for _, y in parts], words, regression, notes)
     first = _channels_first(path, parts[0][0])
     inputs = _block(first, words, standardize, notes)
@@ -228,7 +238,8 @@ def _npz_target(path: Path, labels: list[Array], words: OwnData, regression: boo
             raise BadArgument(
                 "y is to be a number (by the loss), and no public range is stated for it: give --range y=LOW:HIGH"
             )
-        return Amount(_Y, *words.ranges[_Y])
+        low, high = words.ranges[_Y]
+        return Amount(_Y, low, high)
     if isinstance(words.classes, list):
         return Classes(_Y, tuple(words.classes))
     if _Y in words.public_categories:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import numpy as np
 
 from clipwise import files
 from clipwise.data.columns import Category, Column, as_text, column_from_json, column_to_json, read_numbers, some
-from clipwise.data.source import Array
+from clipwise.data.source import Array, Values
 from clipwise.data.table import Table, as_table
 from clipwise.data.text import Characters, Encoder, HashedWords, ListedWords
 from clipwise.types import BadArgument
@@ -253,7 +253,8 @@ class Block:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Block:
-        return cls(**{key: tuple(each) if isinstance(each, list) else each for key, each in value.items()})
+        fields: dict[str, Any] = {key: tuple(each) if isinstance(each, list) else each for key, each in value.items()}
+        return cls(**fields)
 
 
 Inputs = Row | Tokens | Picture | Block
@@ -268,10 +269,12 @@ def _pillow(module: Any, one: Any) -> Any:
     return module.fromarray(one) if isinstance(one, np.ndarray) else one.copy()
 
 
-def _only_column(table: Table, name: str | None, what: str) -> Sequence[Any]:
-    name = name if name in table.columns else table.names[0] if len(table.columns) == 1 else name
+def _only_column(table: Table, name: str | None, what: str) -> Values:
+    name = str(name)
+    if name not in table.columns and len(table.columns) == 1:
+        name = table.names[0]
     if name not in table.columns:
-        raise BadArgument(f"column {some([str(name)])!r} is missing; give the {what} in it")
+        raise BadArgument(f"column {some([name])!r} is missing; give the {what} in it")
     return table.columns[name]
 
 
@@ -297,7 +300,7 @@ class Classes:
                     "it; rename the class"
                 )
 
-    def encode(self, values: Sequence[Any]) -> Array:
+    def encode(self, values: Values) -> Array:
         """int64; a label that is none of the classes is refused, without saying which."""
         if self.numbered:
             try:
@@ -344,7 +347,7 @@ class Amount:
 
     names: tuple[str, ...] = ()
 
-    def encode(self, values: Sequence[Any]) -> Array:
+    def encode(self, values: Values) -> Array:
         """(records, 1), float32. A gap is refused: there is nothing to predict."""
         numbers = read_numbers(str(self.column), values, gaps=False)
         if not np.isfinite(numbers).all():

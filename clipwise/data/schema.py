@@ -17,6 +17,7 @@ from clipwise.data.columns import FLAG, Category, Column, Date, Hashed, Number, 
 from clipwise.data.described import EVERY_COLUMN, OwnData
 from clipwise.data.learn import BUCKETS, Learned, ToLearn
 from clipwise.data.preprocessing import Amount, Classes, Inputs, Picture, Preprocessing, Row, Target, Tokens
+from clipwise.data.source import Values
 from clipwise.data.table import IMAGE, LABEL, TEXT, Table
 from clipwise.data.text import HashedWords, make_encoder
 from clipwise.types import BadArgument
@@ -41,8 +42,9 @@ class Understood:
         inputs, target = self.preprocessing.inputs, self.preprocessing.target
         if isinstance(inputs, Row):
             inputs = Row(tuple(_settled(column, learned) for column in inputs.columns))
-        if isinstance(target, Amount) and target.column in learned.ranges:
-            target = Amount(target.column, *learned.ranges[target.column])
+        if isinstance(target, Amount) and str(target.column) in learned.ranges:
+            low, high = learned.ranges[str(target.column)]
+            target = Amount(target.column, low, high)
         return replace(self.preprocessing, inputs=inputs, target=target)
 
 
@@ -159,7 +161,7 @@ def _target(
     return _checked(_numbered_classes(values, label, words.classes, notes), values), ()
 
 
-def _checked(target: Classes, values: Sequence[Any]) -> Classes:
+def _checked(target: Classes, values: Values) -> Classes:
     target.encode(values)
     return target
 
@@ -177,7 +179,7 @@ def _named_classes(table: Table, words: OwnData, label: str, notes: list[str]) -
     return Classes(label, tuple(names))
 
 
-def _numbered_classes(values: Sequence[Any], label: str, classes: int | None, notes: list[str]) -> Classes:
+def _numbered_classes(values: Values, label: str, classes: int | None, notes: list[str]) -> Classes:
     if classes is None:
         try:
             largest = max((int(value) for value in values), default=0)
@@ -197,21 +199,22 @@ def _numbered_classes(values: Sequence[Any], label: str, classes: int | None, no
 
 def _amount(table: Table, words: OwnData, label: str, notes: list[str]) -> tuple[Amount, tuple[str, ...]]:
     values = table.columns[label]
+    to_learn: tuple[str, ...] = ()
     if label in words.ranges:
         notes.append(f"label {label}: a number of the stated public range, cut off at its ends")
-        target, to_learn = Amount(label, *words.ranges[label]), ()
+        low, high = words.ranges[label]
     elif label in words.public_ranges:
         low, high = _read_off(label, values)
         notes.append(f"**declared public by the user**: the range of the label {label}, read off the records")
-        target, to_learn = Amount(label, low, high), ()
     elif words.learn_ranges:
-        target, to_learn = Amount(label, 0.0, 1.0), (label,)
+        low, high, to_learn = 0.0, 1.0, (label,)
     else:
         name = some([label])
         raise BadArgument(
             f"label={name!r} is to be a number (by the loss), and no public range is stated for it: give --range {name}=LOW:HIGH, "
             f"learn it from the budget (--learn-ranges), or declare it public (--public-ranges {name})"
         )
+    target = Amount(label, low, high)
     target.encode(values)
     return target, to_learn
 
@@ -271,7 +274,7 @@ def _column(name: str, table: Table, words: OwnData, notes: list[str]) -> Column
         return Words(name, _WORDS)
     if name in words.dates:
         notes.append(f"column {name}: dates cut into {', '.join(words.dates[name])}, by a public rule")
-        return Date(name, tuple(words.dates[name]), FLAG if missing == FLAG else None)
+        return Date(name, tuple(words.dates[name]), "flag" if missing == FLAG else None)
     return _number(name, table, words, missing, notes)
 
 
@@ -286,7 +289,8 @@ def _number(name: str, table: Table, words: OwnData, missing: Any, notes: list[s
         notes.append(f"**declared public by the user**: the range of {name}, read off the records")
     if bounds is None:
         bounds = words.ranges.get(EVERY_COLUMN)
-    return Number(name, *([None, None] if bounds is None else map(float, bounds)), missing)
+    low, high = (None, None) if bounds is None else map(float, bounds)
+    return Number(name, low, high, missing)
 
 
 def _categories(name: str, given: str | list[str], notes: list[str]) -> Column:
@@ -312,7 +316,7 @@ def _check_numbers(column: Number, table: Table) -> None:
         )
 
 
-def _read_off(name: str, values: Sequence[Any]) -> tuple[float, float]:
+def _read_off(name: str, values: Values) -> tuple[float, float]:
     numbers = read_numbers(name, values, gaps=True)
     numbers = numbers[np.isfinite(numbers)]
     if not len(numbers) or numbers.min() == numbers.max():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from clipwise.data.text import Encoder
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Values = Sequence[Any] | Array  # of a column
 Kind = Literal["image", "tabular", "text", "sequence"]  # sequence: one token a character
 TOKEN_KINDS = ("text", "sequence")  # records are rows of token numbers, int64
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from clipwise.data.columns import some
 from clipwise.data.lines import bounded
-from clipwise.data.source import Array
+from clipwise.data.source import Array, Values
 from clipwise.files import is_folder, is_ordinary
 from clipwise.types import BadArgument
 
@@ -33,7 +33,7 @@ _SCHEMA = {"i": "number", "u": "number", "f": "number", "b": "number"}
 
 @dataclass(frozen=True)
 class Table:
-    columns: Mapping[str, Sequence[Any]] = field(repr=False)
+    columns: Mapping[str, Values] = field(repr=False)
     types: Mapping[str, str] = field(default_factory=dict)  # number, text, date or image, where the schema says so
     class_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of a column that is a ClassLabel
 
@@ -48,8 +48,8 @@ class Table:
         """The rows for which it is true."""
         places = np.flatnonzero(kept)
 
-        def chosen(values: Sequence[Any]) -> Sequence[Any]:
-            return values[places] if isinstance(values, np.ndarray) else [values[place] for place in places]
+        def chosen(values: Values) -> Values:
+            return values[places] if isinstance(values, np.ndarray) else [values[place] for place in places.tolist()]
 
         columns = {name: chosen(values) for name, values in self.columns.items()}
         return Table(columns, self.types, self.class_names)
@@ -194,7 +194,7 @@ def memory() -> int:
 
 def _of_arrow(what: str, table: Any) -> Table:
     pyarrow = _pyarrow()
-    columns: dict[str, Sequence[Any]] = {}
+    columns: dict[str, Values] = {}
     types: dict[str, str] = {}
     _check_names(what, [name.strip() for name in table.column_names])
     for name, column in zip(table.column_names, table.columns, strict=True):
@@ -240,7 +240,7 @@ def _read_saved(path: Path) -> Table:
 
 
 def _of_frame(frame: Any) -> Table:
-    columns: dict[str, Sequence[Any]] = {}
+    columns: dict[str, Values] = {}
     types: dict[str, str] = {}
     _check_names("the DataFrame", [str(name) for name in frame.columns])
     for name in frame.columns:
@@ -255,7 +255,7 @@ def _of_hugging_face(data: Any) -> Table:
     names = data.column_names
     if not isinstance(names, list):
         raise BadArgument(f"data: a DatasetDict of {some(list(names))}; give one of its parts, such as data['train']")
-    columns: dict[str, Sequence[Any]] = {}
+    columns: dict[str, Values] = {}
     types, classes = {}, {}
     for name in names:
         feature = data.features[name]

@@ -112,6 +112,7 @@ def fit(
     average_weights: float = 0.0,
     test: Dataset | None = None,
     groups: Callable[[Any], Tensor] | None = None,
+    before: Sequence[Event] = (),
     after: Sequence[AfterTraining] = (),
     ledger: str | Path | None = None,
     earlier: Sequence[str | Path] = (),
@@ -139,6 +140,7 @@ def fit(
         lr_schedule: how the rate moves (see clipwise/loop/lr_schedules.py).
         average_weights: decay of a moving average of the weights, which is then the trained model.
         groups: for a method that treats groups apart, a function of a batch: the group (0, 1, ...) of each row.
+        before: what the ledger has been charged with already, to prepare these records; it is part of the same budget.
         after: releases on the training records that follow the last step, paid for from the same budget.
         ledger: a file for the privacy ledger; an existing one goes on, and what it holds counts.
         earlier: ledgers of earlier runs on the same data, whose charges count in this budget.
@@ -168,6 +170,7 @@ def fit(
         loss_declared=loss_declared,
         groups=groups,
         ledger=ledger,
+        before=before,
         after=tuple(release.noise_multiplier for release in after),
         earlier=earlier,
         resume=resume,

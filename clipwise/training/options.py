@@ -40,7 +40,8 @@ class TrainConfig(Mechanism, Performance, OwnData):
         None, description="What is not trained: none, features, ... or but:NAME,NAME (see docs/models.md)."
     )
     loss: str | None = Field(
-        None, description="cross-entropy or focal:gamma=2,alpha=0.25 for classes, squared-error or huber:delta=1 for a number."
+        None,
+        description="cross-entropy or focal:gamma=2,alpha=0.25 for classes, squared-error or huber:delta=1 for a number.",
     )
     group_by: str = Field(
         "class", description="Groups to report on: class, one that the data set has, or a column of numbers."
