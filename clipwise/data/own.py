@@ -297,6 +297,27 @@ def _block(x: Array, words: OwnData, standardize: tuple[float, float] | None, no
 
 
 def read_npz(path: Path) -> list[tuple[Array, Array]]:
+    """(x, y), and (x_test, y_test) where the file has them."""
+    arrays = _arrays(path)
+    for names in (("x", "y"), ("x_test", "y_test")):
+        missing = [name for name in names if name not in arrays]
+        if missing and (names[0] == "x" or len(missing) == 1):
+            raise BadArgument(
+                f"{path} has no array {missing[0]!r}; store {names[0]} and {names[1]} both, with numpy.savez"
+            )
+    return [(arrays[x], arrays[y]) for x, y in (("x", "y"), ("x_test", "y_test")) if x in arrays]
+
+
+def read_npz_records(path: Path) -> tuple[Array, Array | None]:
+    """Records to predict and their labels, if any: of a file with a test part of its own, that part."""
+    arrays = _arrays(path)
+    for x, y in (("x_test", "y_test"), ("x", "y")):
+        if x in arrays:
+            return arrays[x], arrays.get(y)
+    raise BadArgument(f"{path} has no array 'x'; store the records so, with numpy.savez(path, x=...)")
+
+
+def _arrays(path: Path) -> dict[str, Array]:
     try:
         _refuse_above_memory(path)
         with np.load(path, allow_pickle=False) as file:  # a pickle could run code
@@ -312,13 +333,7 @@ def read_npz(path: Path) -> list[tuple[Array, Array]]:
             f"{path} cannot be read as a .npz file of plain arrays ({error}); make one with "
             "numpy.savez(path, x=..., y=...), with numbers and no objects in it"
         ) from error
-    for names in (("x", "y"), ("x_test", "y_test")):
-        missing = [name for name in names if name not in arrays]
-        if missing and (names[0] == "x" or len(missing) == 1):
-            raise BadArgument(
-                f"{path} has no array {missing[0]!r}; store {names[0]} and {names[1]} both, with numpy.savez"
-            )
-    return [(arrays[x], arrays[y]) for x, y in (("x", "y"), ("x_test", "y_test")) if x in arrays]
+    return arrays
 
 
 def _refuse_above_memory(path: Path) -> None:

@@ -26,7 +26,7 @@ from clipwise.data.table import Table, as_table
 from clipwise.data.text import Characters, Encoder, HashedWords, ListedWords
 from clipwise.types import BadArgument
 
-SCHEMA = 1
+SCHEMA = 1  # of preprocessing.json: one more whenever an older reader would misread it
 MOST_FEATURES = 1_000_000  # numbers of one record: above it no model of ours is meant for it
 _WIDEST = 8192  # pixels on a side
 _ENCODERS: dict[str, Any] = {"hashed words": HashedWords, "listed words": ListedWords, "characters": Characters}

@@ -12,7 +12,7 @@ from clipwise import files
 from clipwise.accounting import ACCOUNTANTS
 from clipwise.accounting.history import read_history
 from clipwise.accounting.ledger import Ledger, LedgerError
-from clipwise.lab.report.figures import wilson
+from clipwise.fairness.intervals import wilson
 from clipwise.lab.report.search import SearchRecord
 from clipwise.statement import stated_head
 from clipwise.training.verify import NotVerified, verify
