@@ -86,10 +86,10 @@ def as_table(data: Any) -> Table | None:
     """A DataFrame, a Hugging Face data set, or a mapping of columns; None for anything else."""
     if isinstance(data, Table):
         return data
+    if hasattr(data, "column_names"):
+        return _of_hugging_face(data)
     if isinstance(data, Mapping):
         return _checked("data", Table({str(name): values for name, values in data.items()}))
-    if hasattr(data, "column_names") and hasattr(data, "features"):
-        return _of_hugging_face(data)
     if hasattr(data, "columns") and hasattr(data, "dtypes"):
         return _of_frame(data)
     return None

@@ -24,6 +24,7 @@ from clipwise.loop.averaging import WeightAverage, check_decay
 from clipwise.loop.evaluation import accuracy, check_class_targets, mean_loss
 from clipwise.loop.keeping import Keeping, make_keeper
 from clipwise.loop.lr_schedules import LrSchedule, make_lr_schedule, refuse_double_rate
+from clipwise.loop.records import as_dataset
 from clipwise.losses import Loss, make_loss
 from clipwise.mechanism import Mechanism, Performance, chosen, takes_options
 from clipwise.noise import Noise
@@ -103,14 +104,14 @@ class Fit:
 @takes_options
 def fit(
     model: nn.Module,
-    train: Dataset,
+    train: Any,
     *,
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
     loss: LossLike = "cross-entropy",
     loss_declared: str | None = None,
     lr_schedule: str | LrSchedule | None = None,
     average_weights: float = 0.0,
-    test: Dataset | None = None,
+    test: Any = None,
     groups: Callable[[Any], Tensor] | None = None,
     before: Sequence[Event] = (),
     after: Sequence[AfterTraining] = (),
@@ -132,7 +133,8 @@ def fit(
         clipwise.fit(model, data, epsilon=3.0, delta=1e-5, epochs=10, expected_batch_size=256)
 
     The training:
-        model, train, test: the model, and data sets of (input, target).
+        model, train, test: the model, and data sets of (input, target): a torch data set, a pair (X, y) of arrays, tensors or
+            DataFrames, or a Hugging Face data set of two columns, one of them called label or labels.
         optimizer: a function that makes the optimizer from the parameters; SGD with momentum by default.
         loss: the text of one (see clipwise/losses.py), or a function loss(output, target): one loss a row, or a mean over
             the rows, which is proved to be one or refused.
@@ -153,6 +155,8 @@ def fit(
         on_end: gets the finished run before its ledger is closed; what it returns goes into the closing line.
     """
     mechanism, performance = chosen(mechanism, performance, options)
+    train = as_dataset("train", train, model)
+    test = None if test is None else as_dataset("test", test, model)
     epochs = validate.count("epochs", mechanism.epochs)
     batch = validate.count("expected_batch_size", mechanism.expected_batch_size)
     check_decay(average_weights)

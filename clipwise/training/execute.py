@@ -157,7 +157,7 @@ def _kept(
 
 
 def _number_figures(dataset: DataSet, done: Fit, test_part: TensorDataset | None) -> dict[str, Any]:
-    """Of a number that is predicted: errors on the test part, in the label's own units."""
+    """Of a number that is predicted: errors on the test part, in the label's own units, and cut off at the ends of its range."""
     target = None if dataset.preprocessing is None else dataset.preprocessing.target
     if test_part is None or not isinstance(target, Amount):
         return {}
