@@ -165,7 +165,11 @@ def test_huber_is_torchs_row_by_row():
     expected = nn.HuberLoss(reduction="none", delta=0.7)(output, target).mean(1)
     assert losses.huber(output, target, delta=0.7).allclose(expected)
     loss = make_loss("huber:delta=0.7")
-    assert (str(loss), loss.wants_classes, loss.each(output, target).equal(losses.huber(output, target, delta=0.7))) == (
+    assert (
+        str(loss),
+        loss.wants_classes,
+        loss.each(output, target).equal(losses.huber(output, target, delta=0.7)),
+    ) == (
         "huber:delta=0.7",
         False,
         True,

@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from clipwise import __version__, guards, plans, validate
-from clipwise.accounting import Epsilon, Event, Ledger, StepEvent, epsilon, within
+from clipwise.accounting import Epsilon, Event, Ledger, StepEvent, epsilon, trade_off, within
 from clipwise.checkpoint import Checkpoints
 from clipwise.facts import cost_of_groups, counted, noise_path, public_facts
 from clipwise.keystream import Key
@@ -350,6 +350,14 @@ class Run:
             )
         return epsilon(self.ledger.events(), delta, self.plan.accountant)
 
+    def _attack(self, spent: Epsilon | None) -> dict[str, Any]:
+        """What the statement says of attackers: the best bound on their true-positive rates that the ledger gives."""
+        if not self.plan.private:
+            return {}
+        pair = (None, None) if spent is None else (spent.value, spent.delta)
+        found = trade_off(self.ledger.events(), *pair, whole_curve=self.plan.accountant != "rdp")
+        return {"attack": found.pairs(), "attack_source": found.source}
+
     def statement(self) -> Statement:
         plan, method = self.plan, self.plan.method
         spent = None if plan.delta is None or not plan.private else self._spent(None)
@@ -372,6 +380,7 @@ class Run:
             planned_steps=None
             if plan.steps is None
             else plan.steps + len(self._before) + len(plan.after) + (plan.counted is not None),
+            **self._attack(spent),
             noise_multiplier=plan.noise_multiplier,
             noise_schedule=noise_path(plan, self.state.step),
             claimed_epsilon=None

@@ -13,6 +13,7 @@ from clipwise.accounting.events import Event, FixedSizeEvent, StepEvent
 from clipwise.accounting.joint import gradient_share, joint_noise_multiplier
 from clipwise.accounting.ledger import Ledger, LedgerError, LedgerRollback, LedgerTampered
 from clipwise.accounting.planned import NEIGHBOURS, SAMPLING, PlannedRun, planned_steps
+from clipwise.accounting.tradeoff import TradeOff, trade_off
 
 __all__ = [
     "ACCOUNTANTS",
@@ -27,6 +28,7 @@ __all__ = [
     "LedgerTampered",
     "PlannedRun",
     "StepEvent",
+    "TradeOff",
     "calibrate",
     "calibrate_shape",
     "epsilon",
@@ -34,5 +36,6 @@ __all__ = [
     "joint_noise_multiplier",
     "largest_step_count",
     "planned_steps",
+    "trade_off",
     "within",
 ]

@@ -301,6 +301,7 @@ def _write(
             "private": math.isfinite(done.epsilon),
             "delta": done.delta,
             "accountant": done.accountant,
+            "attack": list(statement.attack),
             "noise_multiplier": done.noise_multiplier,
             "noise_schedule": done.statement.noise_schedule,
             **({} if statement.claimed_epsilon is None else {"claimed_epsilon": statement.claimed_epsilon}),

@@ -49,14 +49,22 @@ class Figure:
     from_zero: bool = False  # the y axis starts at 0
     percent: bool = False
     x_log: bool = False  # for an option whose candidates are factors apart; all x are above 0
+    y_log: bool = False  # also where the values alone would not ask for it; all y are above 0
     note: str = ""
 
     @property
     def log(self) -> bool:
         """Values over several orders of magnitude are drawn on a log scale."""
+        if self.y_log:
+            return True
         ys = [p.y for s in self.series for p in s.points]
         linear = self.from_zero or self.percent or not ys or min(ys) < 1e-300  # a log scale has no 0
         return not linear and max(ys) / min(ys) > 50
+
+    @property
+    def constant(self) -> bool:
+        """Nothing moves: a number says it all."""
+        return all(p.y == s.points[0].y for s in self.series for p in s.points)
 
     def shown(self, y: float) -> str:
         """A value of this chart, for people."""
@@ -88,12 +96,18 @@ def in_markdown(file: str, alt: str) -> str:
 _FIGURES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("Privacy spent", "epsilon", ("epsilon", "claimed_epsilon")),
     ("Accuracy on test data", "accuracy", ("accuracy",)),
-    ("Clipping threshold C", "threshold", ("threshold", "thresholds")),
+    ("Clipping threshold C", "threshold", ("threshold", "thresholds", "norm_median", "norm_90")),
     ("Upper bound Z", "upper bound", ("upper",)),
     ("Noise multiplier (noise std / l2 bound)", "noise multiplier", ("noise_multiplier",)),
     ("Learning rate", "learning rate", ("lr", "learning_rate")),
 )
-_LABELS = {"lr": "lr, of the last step", "learning_rate": "learning_rate, of the next step"}
+_LABELS = {
+    "lr": "lr, of the last step",
+    "learning_rate": "learning_rate, of the next step",
+    "threshold": "threshold C",
+    "norm_median": "median of the norms, as released",
+    "norm_90": "90th percentile of the norms, as released",
+}
 _POSITIONS = ("step", "epoch")
 
 
