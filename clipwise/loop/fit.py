@@ -24,7 +24,7 @@ from clipwise.loop.averaging import WeightAverage, check_decay
 from clipwise.loop.evaluation import accuracy, check_class_targets, mean_loss
 from clipwise.loop.keeping import Keeping, make_keeper
 from clipwise.loop.lr_schedules import LrSchedule, make_lr_schedule, refuse_double_rate
-from clipwise.loop.records import as_dataset
+from clipwise.loop.records import as_datasets
 from clipwise.losses import Loss, make_loss
 from clipwise.mechanism import Mechanism, Performance, chosen, takes_options
 from clipwise.noise import Noise
@@ -155,10 +155,8 @@ def fit(
         on_end: gets the finished run before its ledger is closed; what it returns goes into the closing line.
     """
     mechanism, performance = chosen(mechanism, performance, options)
-    train = as_dataset("train", train, model)
-    test = None if test is None else as_dataset("test", test, model)
-    epochs = validate.count("epochs", mechanism.epochs)
-    batch = validate.count("expected_batch_size", mechanism.expected_batch_size)
+    train, test = as_datasets(train, test, model)
+    epochs, batch = _sizes(mechanism)
     check_decay(average_weights)
     _check_after(after, mechanism)
     loss = make_loss(loss) if isinstance(loss, str) else loss
@@ -281,6 +279,12 @@ def rate_setting_method(method: str | Method) -> str | None:
     """The method's name, if it learns the learning rate."""
     kind = METHODS.get(method) if isinstance(method, str) else type(method)
     return kind.name if kind is not None and kind.learning_rate is not Method.learning_rate else None
+
+
+def _sizes(mechanism: Mechanism) -> tuple[int, int]:
+    """Epochs, and the expected batch size."""
+    epochs = validate.count("epochs", mechanism.epochs)
+    return epochs, validate.count("expected_batch_size", mechanism.expected_batch_size)
 
 
 def _check_after(after: Sequence[AfterTraining], mechanism: Mechanism) -> None:

@@ -19,8 +19,12 @@ _LABELS = ("label", "labels")  # names of a Hugging Face data set's target
 _ROWS = "give a torch data set of (input, target), a pair (X, y), or prepare a file with `clipwise train --data FILE`"
 
 
-def as_dataset(name: str, data: Any, model: nn.Module) -> Dataset:
-    """A torch data set of (input, target)."""
+def as_datasets(train: Any, test: Any, model: nn.Module) -> tuple[Dataset, Dataset | None]:
+    """Torch data sets of (input, target)."""
+    return _as_dataset("train", train, model), None if test is None else _as_dataset("test", test, model)
+
+
+def _as_dataset(name: str, data: Any, model: nn.Module) -> Dataset:
     if hasattr(data, "column_names"):
         return _of_hugging_face(name, data, model)
     if isinstance(data, Dataset):
