@@ -93,7 +93,7 @@ def load(run: str | Path) -> TrainedModel:
     listed = files.parse_json(files.read_bytes(path / MANIFEST, follow=False).decode())["files"]
     if PREPROCESSING not in listed:
         raise BadArgument(
-            f"run={str(path)!r} has no {PREPROCESSING}: a version before 0.3 made it, which kept no way from a record to its tensor. "
+            f"run={str(path)!r} has no {PREPROCESSING}: an earlier version made it, which kept no way from a record to its tensor. "
             "Train again"
         )
     weights, made, statement, config = (
