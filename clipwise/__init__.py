@@ -13,6 +13,7 @@ __version__ = "0.2.0.dev0"
 if TYPE_CHECKING:
     from clipwise import losses as losses
     from clipwise.dropin import Private, attach
+    from clipwise.estimators import PrivateClassifier, PrivateRegressor
     from clipwise.fixing import fix
     from clipwise.guards import detach
     from clipwise.lab.tuning.runner import tune
@@ -36,6 +37,8 @@ _HOME = {
     "Performance": "clipwise.mechanism",
     "Plan": "clipwise.plans",
     "Private": "clipwise.dropin",
+    "PrivateClassifier": "clipwise.estimators",
+    "PrivateRegressor": "clipwise.estimators",
     "Run": "clipwise.run",
     "TrainedModel": "clipwise.training.trained",
     "Unsupported": "clipwise.types",
@@ -59,6 +62,8 @@ __all__ = [
     "Performance",
     "Plan",
     "Private",
+    "PrivateClassifier",
+    "PrivateRegressor",
     "Run",
     "TrainedModel",
     "Unsupported",

@@ -8,7 +8,7 @@ records that no budget pays for, so features stay as they are unless a *public* 
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ import numpy as np
 from clipwise.data import table as tables
 from clipwise.data.columns import as_text
 from clipwise.data.described import EVERY_COLUMN, OwnData
-from clipwise.data.learn import Learned, ToLearn
+from clipwise.data.learn import ToLearn
 from clipwise.data.preprocessing import Amount, Block, Classes, Preprocessing, Target
 from clipwise.data.schema import AS_IT_IS, Understood, understand, unscaled
 from clipwise.data.source import Array, DataSet, Recipe, Split, checked
@@ -46,18 +46,8 @@ class Unlearned:
     def what(self) -> ToLearn:
         return self.understood.to_learn
 
-    def finished(
-        self,
-        dataset: DataSet,
-        learned: Learned | Preprocessing,
-        notes: Sequence[str] = (),
-        releases: Sequence[Mapping[str, Any]] = (),
-    ) -> DataSet:
+    def finished(self, dataset: DataSet, made: Preprocessing, notes: Sequence[str] = ()) -> DataSet:
         """With what was released, just now or in a run that goes on."""
-        if isinstance(learned, Preprocessing):
-            made = learned
-        else:
-            made = replace(self.understood.with_learned(learned), learned=tuple(releases))
         return replace(_encoded(dataset, made, self.train, self.test), unlearned=None, notes=(*dataset.notes, *notes))
 
 

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from clipwise.accounting import Event
-from clipwise.checkpoint import Checkpoints
 from clipwise.clipping import METHODS, make_method
 from clipwise.data import DATASETS, DataSet, get_source, is_file, load
 from clipwise.data.grouping import find_grouping
@@ -118,7 +117,7 @@ def train_into(
             told = _told(error, folder, stop)
             folder.fail(told)
             raise told from error
-        Checkpoints(folder.checkpoints).clear()
+        folder.forget_checkpoints()
         return written[0]
 
 
@@ -168,7 +167,7 @@ def _number_figures(dataset: DataSet, done: Fit, test_part: TensorDataset | None
 
 def _event_log(settings: TrainConfig, folder: RunFolder) -> closing[EventLog] | nullcontext[None]:
     """TensorBoard's events, where they were asked for: in the run folder, or under its name in a folder for many runs."""
-    if not settings.tensorboard:
+    if not settings.tensorboard or not folder.writes:
         return nullcontext()
     within_run = settings.tensorboard is True
     return closing(
@@ -212,7 +211,7 @@ def _fit(
         average_weights=float(settings.average_weights or 0),
         test=test_part,
         groups=groups,
-        before=charged,
+        prepared=charged,
         after=_after(settings, groups, len(grouping.names)),
         ledger=folder.ledger,
         earlier=[ledger_of(run) for run in settings.after],

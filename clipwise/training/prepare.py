@@ -6,13 +6,18 @@ goes on reads that file: nothing is released, or charged, a second time.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import replace
+
 from clipwise.accounting import Event, Ledger
 from clipwise.data import DataSet
 from clipwise.data.learn import learn, planned, recorded, told
+from clipwise.data.own import Unlearned
 from clipwise.data.preprocessing import Preprocessing
 from clipwise.keystream import Key
 from clipwise.noise import GaussianNoise
 from clipwise.plans import SAMPLING
+from clipwise.ranks import World
 from clipwise.training.folder import PREPROCESSING, RunFolder
 from clipwise.training.options import TrainConfig
 from clipwise.types import BadArgument
@@ -30,22 +35,22 @@ def prepare(folder: RunFolder, settings: TrainConfig, dataset: DataSet, *, resum
     said = told(todo.what, events, settings.delta if settings.private else None)
     if resume:
         return todo.finished(dataset, _kept(folder, recorded(todo.what, events)), said), charged
-    ledger = None
-    if settings.private:
-        facts = {"release": "ranges and categories of the records, with noise", "neighbours": pair.neighbours}
-        ledger = Ledger.create(folder.ledger, run=facts)
+    world = World.here()
+    made = _released(folder, settings, todo, events, pair.neighbours).to_json() if world.leads else ""
+    made = world.told(made.encode()).decode()  # of processes that train together the first releases, once for all
+    folder.write(PREPROCESSING, made)
+    return todo.finished(dataset, Preprocessing.from_json(made), said), charged
+
+
+def _released(
+    folder: RunFolder, settings: TrainConfig, todo: Unlearned, events: list[Event], neighbours: str
+) -> Preprocessing:
     key = Key.fresh() if settings.seed is None else Key.from_seed(settings.seed)
-    try:
-        noise = GaussianNoise(key.derive("learned of the records"))
+    noise = GaussianNoise(key.derive("learned of the records"))
+    facts = {"release": "ranges and categories of the records, with noise", "neighbours": neighbours}
+    with Ledger.create(folder.ledger, run=facts) if settings.private else nullcontext() as ledger:
         learned = learn(todo.what, todo.train, events, ledger=ledger, noise=noise)
-    finally:
-        if ledger is not None:
-            ledger.close()
-    done = todo.finished(dataset, learned, said, recorded(todo.what, events))
-    if done.preprocessing is None:
-        raise RuntimeError("an own file has a preprocessing")
-    folder.write(PREPROCESSING, done.preprocessing.to_json())
-    return done, charged
+    return replace(todo.understood.with_learned(learned), learned=recorded(todo.what, events))
 
 
 def _kept(folder: RunFolder, released: tuple[dict[str, object], ...]) -> Preprocessing:
