@@ -76,9 +76,8 @@ class Run:
     ):
         """`mechanism` and `performance`, or their options by name (see `attach`). `before` says what is measured in this budget
         before training, in a run of its own that was closed, which the training `follows` (or, with `resume`, has followed).
-        `prepared` is what the ledger has been charged with already to prepare the records, and `after` holds the noise
-        multipliers of releases on all records that follow the last step. `notify` hears what a user should know. With
-        `resume`, all parts are there only after `restore`."""
+        `prepared` was charged already, to prepare the records; `after` holds the noise multipliers of releases on all records
+        that follow the last step. `notify` hears what a user should know. With `resume`, all parts are there only after `restore`."""
         mechanism, performance = chosen(mechanism, performance, options)
         self.mechanism, self.performance, wrapper, model = mechanism, performance, model, unwrapped(model)
         parameters = guards.trainable_parameters(model, optimizer)
@@ -87,9 +86,8 @@ class Run:
         self.model = model
         self._notes: list[str] = []
         self.automatic: list[str] = []  # what was found or chosen by rule, in words for the statement
-        self.resumed = resume is not None
+        self.resumed, self._prepared = resume is not None, tuple(prepared)
         self._kept_in: set[Path] = set()
-        self._prepared = tuple(prepared)
         engine = self._engine(parameters, loss_reduction, loss_declared, notify)
         collated = check_collate(loader, pad_to=pad_to) if mechanism.private else None
         self._measures = before is not None and follows is None and resume is None
