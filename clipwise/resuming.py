@@ -7,6 +7,7 @@ their own, are charged again, and what is left of the budget decides the noise o
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -130,7 +131,8 @@ def with_what_is_left(plan: Plan, mechanism: Mechanism, facts: Facts, book: AnyL
     try:
         if not left:
             raise BadArgument("the releases that follow the last step were charged before, and would be again")
-        return plans.make(mechanism, facts, spent=spent, taken=taken)
+        again = plans.make(mechanism, facts._replace(before=()), spent=spent, taken=taken)  # what was measured is spent
+        return dataclasses.replace(again, before=plan.before)
     except BadArgument as error:
         book.close()
         raise BudgetExhausted(
