@@ -15,7 +15,6 @@ from clipwise.statement import shown_epsilon
 from clipwise.types import BadArgument
 from clipwise.validate import finite_or_none
 
-
 _ON_TOP = (
     "epsilon",
     "accuracy",
