@@ -13,6 +13,7 @@ __version__ = "0.2.0.dev0"
 if TYPE_CHECKING:
     from clipwise import losses as losses
     from clipwise.dropin import Private, attach
+    from clipwise.estimators import PrivateClassifier, PrivateRegressor
     from clipwise.fixing import fix
     from clipwise.guards import detach
     from clipwise.lab.tuning.runner import tune
@@ -35,6 +36,8 @@ _HOME = {
     "Performance": "clipwise.mechanism",
     "Plan": "clipwise.plans",
     "Private": "clipwise.dropin",
+    "PrivateClassifier": "clipwise.estimators",
+    "PrivateRegressor": "clipwise.estimators",
     "Run": "clipwise.run",
     "Unsupported": "clipwise.types",
     "attach": "clipwise.dropin",
@@ -56,6 +59,8 @@ __all__ = [
     "Performance",
     "Plan",
     "Private",
+    "PrivateClassifier",
+    "PrivateRegressor",
     "Run",
     "Unsupported",
     "attach",

@@ -29,6 +29,13 @@ def public_facts(plan: Plan) -> dict[str, Any]:
     }
 
 
+def planned_releases(plan: Plan) -> int | None:
+    """Steps and releases that the ledger will hold, all phases together; None of a run that is open-ended."""
+    if plan.steps is None:
+        return None
+    return plan.steps + sum(e.count for e in plan.before) + len(plan.after) + (plan.counted is not None)
+
+
 def counted(plan: Plan) -> dict[str, Any] | None:
     """Of a private number of records: what was released of it, and the noise that is in it."""
     count = plan.counted

@@ -59,6 +59,7 @@ class Statement:
     searched: tuple[str, ...] = ()  # options whose choice is covered by epsilon
     figures_by_group: str = "none were computed by Clipwise"
     unsafe_diagnostics: bool = False
+    automatic: tuple[str, ...] = ()  # what was found or chosen by rule, and what it cost
     notes: tuple[str, ...] = ()
     versions: str
 
@@ -70,6 +71,8 @@ class Statement:
         lines = ["# Privacy statement", "", *self._headline(), "", *self._plain_words()]
         lines += ["| what | value |", "| --- | --- |"]
         lines += [f"| {what} | {value} |" for what, value in self._rows()]
+        if self.automatic:
+            lines += ["", "## What was automatic", "", *[f"- {line}" for line in self.automatic]]
         lines += ["", "## What is not covered", ""]
         lines += [f"- {line}" for line in self._limits()]
         if self.notes:

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from clipwise.cli import output
 from clipwise.cli.options import takes_run_options
+from clipwise.cli.together import together
 from clipwise.files import Malformed, parse_json
 from clipwise.statement import shown_epsilon
 from clipwise.training.options import TrainConfig
@@ -36,6 +37,7 @@ Rescue = Annotated[
 
 
 @takes_run_options(but=("method_options", "ranges", "standardize", "tensorboard", "after"))
+@together
 def train(
     *,
     threshold: Annotated[float | None, typer.Option(help="Short for --method-option threshold=VALUE.")] = None,

@@ -43,16 +43,21 @@ def mean_loss(model: nn.Module, data: Dataset, loss: Loss, device: torch.device 
     return total / max(1, records)
 
 
-def check_class_targets(model: nn.Module, data: Dataset, device: torch.device | None = None) -> int:
-    """The number of classes. Targets are class numbers that the model has an output for. Checked on all records before training: an error in
-    the middle of it would depend on which records were drawn. The message names the kind of problem, not the
-    record."""
+def shape_of_output(model: nn.Module, inputs: Tensor) -> torch.Size:
     was_training = model.training
     model.eval()
     with torch.no_grad():
-        first, *_ = next(iter(DataLoader(data, batch_size=1)))
-        classes = model(first.to(device)).shape[-1]
+        shape: torch.Size = model(inputs.to(next(model.parameters()).device)).shape
     model.train(was_training)
+    return shape
+
+
+def check_class_targets(model: nn.Module, data: Dataset) -> int:
+    """The number of classes. Targets are class numbers that the model has an output for. Checked on all records before training: an error in
+    the middle of it would depend on which records were drawn. The message names the kind of problem, not the
+    record."""
+    first, *_ = next(iter(DataLoader(data, batch_size=1)))
+    classes = shape_of_output(model, first)[-1]
     for _, targets, *_ in DataLoader(data, batch_size=EVALUATION_ROWS):
         if (
             not isinstance(targets, Tensor)

@@ -16,7 +16,6 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from clipwise.checkpoint import Checkpoints
 from clipwise.clipping import METHODS, make_method
 from clipwise.data import DATASETS, DataSet, get_source, is_file, load
 from clipwise.data.grouping import find_grouping
@@ -104,7 +103,7 @@ def train_into(
             told = _told(error, folder, stop)
             folder.fail(told)
             raise told from error
-        Checkpoints(folder.checkpoints).clear()
+        folder.forget_checkpoints()
         return written[0]
 
 
@@ -142,7 +141,7 @@ def _kept(
 
 def _event_log(settings: TrainConfig, folder: RunFolder) -> closing[EventLog] | nullcontext[None]:
     """TensorBoard's events, where they were asked for: in the run folder, or under its name in a folder for many runs."""
-    if not settings.tensorboard:
+    if not settings.tensorboard or not folder.writes:
         return nullcontext()
     within_run = settings.tensorboard is True
     return closing(

@@ -34,6 +34,7 @@ from typing import Any
 from clipwise import durable
 from clipwise.files import sha256_of
 from clipwise.locks import Held, holding
+from clipwise.ranks import World
 from clipwise.types import BadArgument
 
 LEDGER, MANIFEST = "ledger.jsonl", "manifest.json"
@@ -52,6 +53,8 @@ VOUCHED = {"weights": "model.safetensors", "statement": "statement.md", "result"
 @dataclass(frozen=True)
 class RunFolder:
     path: Path
+
+    writes = True  # this process; of several that train together, the others only follow
 
     @property
     def ledger(self) -> Path:
@@ -118,6 +121,39 @@ class RunFolder:
             return
         shutil.rmtree(self.path)
 
+    def forget_checkpoints(self) -> None:
+        """After a run that ended well: the weights are elsewhere."""
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
+
+
+class FollowedFolder(RunFolder):
+    """The folder as a process sees it that trains along: it reads what the first one wrote, and writes nothing."""
+
+    writes = False
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        yield
+
+    def write(self, name: str, content: str | bytes) -> None: ...
+
+    def write_manifest(
+        self,
+        names: Iterable[str] = FILES,  # noqa: ARG002
+        *,
+        to_come: Mapping[str, str] | None = None,  # noqa: ARG002
+    ) -> dict[str, Any]:
+        return {}
+
+    def fail(self, error: BaseException) -> None: ...
+
+    def forget_checkpoints(self) -> None: ...
+
+
+def folder_at(path: str | Path) -> RunFolder:
+    """To write to, or only to follow."""
+    return RunFolder(Path(path)) if World.here().leads else FollowedFolder(Path(path))
+
 
 def as_json(value: Mapping[str, Any]) -> str:
     return json.dumps(value, indent=2, allow_nan=False) + "\n"
@@ -130,7 +166,14 @@ def ledger_of(run: str | Path) -> Path:
 
 
 def create(out: str | None, data: str, method: str) -> RunFolder:
-    """A new folder: `out`, or runs/<time>-<data>-<method>. One that exists already is refused."""
+    """A new folder: `out`, or runs/<time>-<data>-<method>. One that exists already is refused. Of several processes that train
+    together the first makes it, and tells the others."""
+    world = World.here()
+    made = str(_create(out, data, method).path) if world.leads else ""
+    return folder_at(world.told(made.encode()).decode())
+
+
+def _create(out: str | None, data: str, method: str) -> RunFolder:
     if out is not None:
         return RunFolder(_make(Path(out)))
     stem = Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{data}-{method}"
