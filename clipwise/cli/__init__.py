@@ -38,6 +38,7 @@ from clipwise.cli import (
     train,
     tune,
     verify,
+    watch,
 )
 from clipwise.types import ClipwiseError
 
@@ -115,6 +116,7 @@ _COMMANDS = (
     train.train,
     resume.resume,
     report.report,
+    watch.watch,
     account.account,
     calibrate.calibrate,
     ledger.ledger,
