@@ -41,6 +41,7 @@ from clipwise.cli import (
     train,
     tune,
     verify,
+    watch,
 )
 from clipwise.types import ClipwiseError
 
@@ -121,6 +122,7 @@ _COMMANDS = (
     predict.predict,
     evaluate.evaluate,
     report.report,
+    watch.watch,
     account.account,
     calibrate.calibrate,
     ledger.ledger,

@@ -129,6 +129,10 @@ def _from_file(file: Path, quick: bool) -> Study:
     from clipwise.lab.study import read_study
 
     made = read_study(file, quick=quick)
+    if made.keyed == "noise":
+        raise BadArgument(
+            f"study={str(file)!r} states noise_multiplier, and gaps are compared at equal epsilons; state epsilon"
+        )
     if not any(trial.config.epsilon == float("inf") for trial in made.trials):
         raise BadArgument(
             f"study={str(file)!r} has no variant without privacy to compare with; add one with epsilon = inf"

@@ -55,6 +55,10 @@ def train(
     ] = False,
     checkpoint_every: CheckpointEvery = None,
     rescue: Rescue = None,
+    serve: Annotated[
+        bool,
+        typer.Option("--serve", help="Show the run in a browser on this machine while it trains (`clipwise watch`)."),
+    ] = False,
     config: Annotated[Path | None, typer.Option(help="A .toml or .yaml file of options; those given here win.")] = None,
     as_json: output.JsonOption = False,
     **given: Any,
@@ -109,6 +113,7 @@ def train(
         resume=goes_on is not None,
         every=checkpoint_every,
         rescue=rescue,
+        serve=serve,
         as_json=as_json,
     )
 
@@ -122,12 +127,13 @@ def run_and_show(
     resume: bool,
     every: int | None,
     rescue: str | None,
+    serve: bool = False,
     as_json: bool,
 ) -> None:
     """Train with a progress bar, and tell what came out."""
     from clipwise.training.execute import train_into
 
-    with _shown(int(settings.epochs or 0), quiet=as_json) as watch:
+    with _served(folder, serve), _shown(int(settings.epochs or 0), quiet=as_json) as watch:
         result, _ = train_into(
             folder, settings, dataset, network, resume=resume, every_steps=every, rescue=rescue, **watch
         )
@@ -135,6 +141,19 @@ def run_and_show(
         output.print_json(result)
     else:
         _summary(result, folder)
+
+
+@contextmanager
+def _served(folder: RunFolder, serve: bool) -> Iterator[None]:
+    """A page of the run while it trains, where one was asked for."""
+    if not serve or not folder.writes:
+        yield
+        return
+    from clipwise.lab.watch import Watch
+
+    with Watch(folder.path) as served:
+        output.messages().print(f"watch it at {served.url}", highlight=False, markup=False)
+        yield
 
 
 def merged(file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

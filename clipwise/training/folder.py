@@ -35,7 +35,6 @@ from typing import Any
 from clipwise import durable
 from clipwise.files import sha256_of
 from clipwise.locks import Held, holding
-from clipwise.ranks import World
 from clipwise.types import BadArgument
 
 LEDGER, MANIFEST, PREPROCESSING = "ledger.jsonl", "manifest.json", "preprocessing.json"
@@ -159,6 +158,8 @@ class FollowedFolder(RunFolder):
 
 def folder_at(path: str | Path) -> RunFolder:
     """To write to, or only to follow."""
+    from clipwise.ranks import World  # it needs torch, and this module does not
+
     return RunFolder(Path(path)) if World.here().leads else FollowedFolder(Path(path))
 
 
@@ -175,6 +176,8 @@ def ledger_of(run: str | Path) -> Path:
 def create(out: str | None, data: str, method: str) -> RunFolder:
     """A new folder: `out`, or runs/<time>-<data>-<method>. One that exists already is refused. Of several processes that train
     together the first makes it, and tells the others."""
+    from clipwise.ranks import World
+
     world = World.here()
     made = str(_create(out, data, method).path) if world.leads else ""
     return folder_at(world.told(made.encode()).decode())

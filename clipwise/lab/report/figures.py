@@ -29,6 +29,7 @@ class Series:
     points: tuple[Point, ...]
     dashed: bool = False
     marked: bool = True  # each point gets a mark, unless there are many
+    published: tuple[Point, ...] = ()  # another's figures for the same, drawn as diamonds
 
 
 class Target(NamedTuple):

@@ -151,6 +151,23 @@ def read_run(path: str | Path) -> RunRecord:
     )
 
 
+def read_so_far(path: str | Path) -> RunRecord:
+    """What a run has written up to now, without looking at its ledger or verifying anything: cheap, for looking again and
+    again. A file that is not there yet is empty."""
+    path = Path(path)
+    result = _object(path / "result.json", _text(path / "result.json") or "{}", "the file")
+    return RunRecord(
+        path=path,
+        config=_toml(path / "config.toml"),
+        lines=tuple(_lines(path / "metrics.jsonl")),
+        steps=tuple(_lines(path / "path.jsonl")),
+        result=result,
+        statement=None,
+        charged=None,
+        problems=(f"The run failed: {result.get('kind', 'error')}: {result['error']}",) if "error" in result else (),
+    )
+
+
 def _search(path: Path, result: Mapping[str, Any]) -> SearchRecord | None:
     """The search that left this folder; the part of it that is secret is not looked at."""
     plan = _object(path / "plan.json", _text(path / "plan.json") or "{}", "the file")
