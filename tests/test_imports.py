@@ -42,7 +42,7 @@ LAYERS = (
     ("lab.tuning",),
     ("lab.study",),
     ("lab.report",),
-    ("lab.fairness",),
+    ("lab.fairness", "lab.watch"),
     ("cli",),
     ("__main__",),
 )
