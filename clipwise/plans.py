@@ -120,6 +120,7 @@ class Plan:
     learning_rate: float = 0.0  # the optimizer's, where a method that learns it starts
     size_is_public: bool = True
     counted: Counted | None = None  # where it is private, and rate and steps follow from a noisy count
+    prepared: tuple[Event, ...] = ()  # what the records were prepared with, charged before this plan was made
     before: tuple[Event, ...] = ()  # what comes before the first step, an event a phase, and
     after: tuple[Event, ...] = ()  # releases that follow the last one, all paid for from the same budget
     unit: str = Mechanism.model_fields["unit"].default
