@@ -7,7 +7,7 @@ import dataclasses
 import math
 import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
@@ -16,23 +16,28 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from clipwise.accounting import Event
 from clipwise.automatic.choice import AUTO
 from clipwise.checkpoint import Checkpoints
 from clipwise.clipping import METHODS, Auto, make_method
 from clipwise.data import DATASETS, DataSet, get_source, is_file, load
 from clipwise.data.grouping import find_grouping
+from clipwise.data.preprocessing import Amount
 from clipwise.data.source import cache_folder
 from clipwise.data.text import Encoder
 from clipwise.fairness.after_training import clipped_counts, group_counts
 from clipwise.fairness.of_run import figures_of_run
+from clipwise.loop.evaluation import number_errors, outputs_of
 from clipwise.loop.fit import AfterTraining, Fit, fit
 from clipwise.loop.keeping import Keeping, Stopped
+from clipwise.losses import make_loss
 from clipwise.models import build_model, get_architecture, parameter_count, text_encoder
 from clipwise.models.freezing import FeaturesAndHead, on_features, trains_last_layer_only
 from clipwise.models.pretrained import note
 from clipwise.statement import Statement
-from clipwise.training.folder import RunFolder, finite, ledger_of
+from clipwise.training.folder import PREPROCESSING, RunFolder, finite, ledger_of
 from clipwise.training.options import TrainConfig
+from clipwise.training.prepare import prepare
 from clipwise.training.record import Record
 from clipwise.training.resolve import optimizer_of
 from clipwise.training.signals import StopRequests, stop_requests
@@ -47,13 +52,18 @@ def load_asked(asked: TrainConfig) -> DataSet:
     make_method(asked.method, **asked.method_options)
     return load(
         asked.data,
-        label=asked.label,
-        classes=asked.classes,
-        ranges=asked.ranges,
-        test_fraction=asked.test_fraction,
         standardize=asked.standardize,
         vocabulary=asked.vocabulary if encoder is None else encoder,
+        regression=_predicts_numbers(asked),
+        **asked.own,
     )
+
+
+def _predicts_numbers(asked: TrainConfig) -> bool:
+    """Whether an own file's label is a number: the loss says so, unless the model gives its input back."""
+    if asked.loss is None or make_loss(asked.loss).wants_classes or not is_file(asked.data):
+        return False
+    return asked.model is None or not get_architecture(asked.model).reconstructs
 
 
 def make_network(settings: TrainConfig, dataset: DataSet) -> nn.Module:
@@ -89,6 +99,10 @@ def train_into(
         try:
             if not resume:
                 folder.write("config.toml", settings.to_toml())
+            placeholders = dataset.unlearned is not None
+            dataset, charged = prepare(folder, settings, dataset, resume=resume)
+            if placeholders:  # how wide a record is may have been released just now
+                network = make_network(settings, dataset)
             with _event_log(settings, folder) as log:
                 parts = _for_training(settings, dataset, network, on_rows, notice)
                 record = Record(folder, log, on_step, on_epoch, notice)
@@ -100,7 +114,7 @@ def train_into(
                     written.append(_kept(settings, dataset, network, done, parts[2], record, folder, rescue))
                     return folder.write_manifest()
 
-                _fit(settings, dataset, parts, folder, record, keeping, on_end, resume=resume)
+                _fit(settings, dataset, parts, folder, record, keeping, on_end, charged, resume=resume)
         except BaseException as error:
             told = _told(error, folder, stop)
             folder.fail(told)
@@ -134,11 +148,23 @@ def _kept(
         return _write(settings, dataset, network, done, test_part, record, folder)
     except OSError as error:
         other = RunFolder(Path(tempfile.mkdtemp(prefix="clipwise-rescue-", dir=rescue)))
+        if dataset.preprocessing is not None:
+            other.write(PREPROCESSING, dataset.preprocessing.to_json())
         _write(settings, dataset, network, done, test_part, record, other)
         raise ClipwiseError(
             f"{folder.path} cannot be written ({error}); model, statement and result were kept in {other.path}, the ledger is "
             f"{folder.ledger}"
         ) from error
+
+
+def _number_figures(dataset: DataSet, done: Fit, test_part: TensorDataset | None) -> dict[str, Any]:
+    """Of a number that is predicted: errors on the test part, in the label's own units, and cut off at the ends of its range."""
+    target = None if dataset.preprocessing is None else dataset.preprocessing.target
+    if test_part is None or not isinstance(target, Amount):
+        return {}
+    outputs = outputs_of(done.model, test_part.tensors[0]).numpy()
+    predicted, right = (target.decode(values[:, 0]) for values in (outputs, test_part.tensors[1].numpy()))
+    return {"errors": number_errors(right, predicted)}
 
 
 def _event_log(settings: TrainConfig, folder: RunFolder) -> closing[EventLog] | nullcontext[None]:
@@ -167,6 +193,7 @@ def _fit(
     record: Record,
     keeping: Keeping,
     on_end: Callable[[Fit], dict[str, Any]],
+    charged: Sequence[Event],
     *,
     resume: bool,
 ) -> Fit:
@@ -187,6 +214,7 @@ def _fit(
         average_weights=settings.average_weights,
         test=test_part,
         groups=groups,
+        prepared=charged,
         after=_after(settings, groups, len(grouping.names)),
         ledger=folder.ledger,
         earlier=[ledger_of(run) for run in settings.after],
@@ -260,7 +288,6 @@ def _write(
         raise ClipwiseError(
             f"the weights are no longer finite after {done.steps} steps, which stay charged; lower --lr (it was {done.history[-1]['lr']:g}) or the threshold"
         )
-    found = done.method if isinstance(done.method, Auto) else None
     groups = figures_of_run(settings, dataset, network, done, test_part)
     if groups.predicted is not None:
         folder.write("predictions.npz", groups.predicted)
@@ -291,18 +318,27 @@ def _write(
             "accuracy": done.accuracy,
             **groups.figures,
             **({} if done.test_loss is None else {"test_loss": done.test_loss}),
+            **_number_figures(dataset, done, test_part),
             "run_dir": str(folder.path),
             "test_size": None if dataset.test is None else len(dataset.test),
             "parameters": parameter_count(network),
             "trained_parameters": parameter_count(network, trained=True),
             "loss": settings.loss,
             "lr_schedule": settings.lr_schedule,
-            "epochs": settings.epochs or (done.history[-1]["epoch"] if done.history else None),
-            "batch": done.statement.expected_batch_size,
-            "automatic": list(statement.automatic),
-            **({} if found is None or found.rate is None else {"found": dataclasses.asdict(found)}),
+            **_found(settings, done),
             "seed": settings.seed,
         }
     )
     folder.write_json("result.json", result)
     return result, statement
+
+
+def _found(settings: TrainConfig, done: Fit) -> dict[str, Any]:
+    """Length of the run, what of it was automatic, and what was found."""
+    found = done.method if isinstance(done.method, Auto) and done.method.rate is not None else None
+    return {
+        "epochs": settings.epochs or (done.history[-1]["epoch"] if done.history else None),
+        "batch": done.statement.expected_batch_size,
+        "automatic": list(done.statement.automatic),
+        **({} if found is None else {"found": dataclasses.asdict(found)}),
+    }

@@ -31,6 +31,9 @@ def png(figure: Figure) -> bytes:
             axes.fill_between(spread_at, low, high, color=colour, alpha=0.16, linewidth=0)
         elif known:
             axes.vlines(*known[0], color=colour)
+        if series.published:
+            xs, ys = [p.x for p in series.published], [p.y for p in series.published]
+            axes.plot(xs, ys, "D", color=colour, markersize=6, markeredgecolor="white")
     if figure.target:
         label = f"{figure.target.label} {figure.shown(figure.target.y)}"
         axes.axhline(figure.target.y, color="#1c2430", linestyle=":", linewidth=1.2, label=_plain(label))
