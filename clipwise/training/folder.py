@@ -3,6 +3,7 @@
     config.toml        what ran; `clipwise train --config` on it repeats the run
     metrics.jsonl      one line an epoch: public or released values only
     path.jsonl         threshold, noise and learning rate by step (at most 1,000 of them), public as well
+    preprocessing.json how a record becomes the tensor that the model sees, and the classes' names: what prediction needs
     ledger.jsonl       what was spent, written ahead by the training loop
     checkpoints/       the run's state, the last two times that it was kept; gone when the run has ended well
     model.safetensors  the trained weights
@@ -36,9 +37,10 @@ from clipwise.files import sha256_of
 from clipwise.locks import Held, holding
 from clipwise.types import BadArgument
 
-LEDGER, MANIFEST = "ledger.jsonl", "manifest.json"
+LEDGER, MANIFEST, PREPROCESSING = "ledger.jsonl", "manifest.json", "preprocessing.json"
 FILES = (  # that a run writes, beside the ledger and the manifest
     "config.toml",
+    PREPROCESSING,
     "metrics.jsonl",
     "path.jsonl",
     "model.safetensors",
@@ -46,7 +48,12 @@ FILES = (  # that a run writes, beside the ledger and the manifest
     "statement.md",
     "result.json",
 )
-VOUCHED = {"weights": "model.safetensors", "statement": "statement.md", "result": "result.json"}  # by the ledger itself
+VOUCHED = {  # by the ledger itself
+    "weights": "model.safetensors",
+    "preprocessing": PREPROCESSING,
+    "statement": "statement.md",
+    "result": "result.json",
+}
 
 
 @dataclass(frozen=True)

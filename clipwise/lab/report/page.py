@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from clipwise.fairness.intervals import wilson
 from clipwise.lab.report import bars, grouped_bars, html
 from clipwise.lab.report.attack import attack_figure, attack_section, limits
-from clipwise.lab.report.figures import Figure, short, wilson
+from clipwise.lab.report.figures import Figure, short
 from clipwise.lab.report.grouped_bars import Bar, BarSeries, GroupedBars
 from clipwise.lab.report.run_record import RunRecord
 from clipwise.lab.report.search import search_section

@@ -12,8 +12,8 @@ from clipwise import files
 from clipwise.accounting import ACCOUNTANTS, TradeOff, trade_off
 from clipwise.accounting.history import read_history
 from clipwise.accounting.ledger import Ledger, LedgerError
+from clipwise.fairness.intervals import wilson
 from clipwise.lab.report.attack import RATES
-from clipwise.lab.report.figures import wilson
 from clipwise.lab.report.search import SearchRecord
 from clipwise.statement import stated_head
 from clipwise.training.verify import NotVerified, verify
