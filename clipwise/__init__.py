@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from clipwise.dropin import Private, attach
     from clipwise.estimators import PrivateClassifier, PrivateRegressor
     from clipwise.fixing import fix
+    from clipwise.forecast import plan
     from clipwise.guards import detach
     from clipwise.lab.tuning.runner import tune
     from clipwise.loop.fit import fit
@@ -46,6 +47,7 @@ _HOME = {
     "fix": "clipwise.fixing",
     "losses": "clipwise.losses",
     "pad_to": "clipwise.sampling",
+    "plan": "clipwise.forecast",
     "private_step": "clipwise.step",
     "tune": "clipwise.lab.tuning.runner",
     "verify": "clipwise.training.verify",
@@ -69,6 +71,7 @@ __all__ = [
     "fix",
     "losses",
     "pad_to",
+    "plan",
     "private_step",
     "tune",
     "verify",

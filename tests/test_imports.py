@@ -32,7 +32,7 @@ LAYERS = (
     ("state", "resuming"),
     ("run", "losses"),
     ("automatic",),
-    ("dropin",),
+    ("dropin", "forecast"),
     ("loop",),
     ("data",),
     ("models", "fairness"),

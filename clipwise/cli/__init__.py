@@ -31,6 +31,7 @@ from clipwise.cli import (
     methods,
     models,
     output,
+    plan,
     plot_schedule,
     report,
     resume,
@@ -112,6 +113,7 @@ def _clipwise(
 
 
 _COMMANDS = (
+    plan.plan,
     train.train,
     resume.resume,
     report.report,
