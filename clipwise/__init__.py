@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0.dev0"
 
 if TYPE_CHECKING:
+    from clipwise import hf as hf
     from clipwise import losses as losses
     from clipwise.dropin import Private, attach
     from clipwise.estimators import PrivateClassifier, PrivateRegressor
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from clipwise.run import Run
     from clipwise.sampling import pad_to
     from clipwise.step import private_step
+    from clipwise.training.trained import TrainedModel, load
     from clipwise.training.verify import verify
     from clipwise.types import BadArgument, BudgetExhausted, ClipwiseError, LoopMisuse, Unsupported
 
@@ -40,11 +42,14 @@ _HOME = {
     "PrivateClassifier": "clipwise.estimators",
     "PrivateRegressor": "clipwise.estimators",
     "Run": "clipwise.run",
+    "TrainedModel": "clipwise.training.trained",
     "Unsupported": "clipwise.types",
     "attach": "clipwise.dropin",
     "detach": "clipwise.guards",
     "fit": "clipwise.loop.fit",
     "fix": "clipwise.fixing",
+    "hf": "clipwise.hf",
+    "load": "clipwise.training.trained",
     "losses": "clipwise.losses",
     "pad_to": "clipwise.sampling",
     "plan": "clipwise.forecast",
@@ -64,11 +69,14 @@ __all__ = [
     "PrivateClassifier",
     "PrivateRegressor",
     "Run",
+    "TrainedModel",
     "Unsupported",
     "attach",
     "detach",
     "fit",
     "fix",
+    "hf",
+    "load",
     "losses",
     "pad_to",
     "plan",

@@ -33,7 +33,8 @@ def planned_releases(plan: Plan) -> int | None:
     """Steps and releases that the ledger will hold, all phases together; None of a run that is open-ended."""
     if plan.steps is None:
         return None
-    return plan.steps + sum(e.count for e in plan.before) + len(plan.after) + (plan.counted is not None)
+    others = sum(event.count for event in (*plan.prepared, *plan.before, *plan.after))
+    return plan.steps + others + (plan.counted is not None)
 
 
 def counted(plan: Plan) -> dict[str, Any] | None:

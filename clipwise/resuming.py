@@ -132,7 +132,7 @@ def with_what_is_left(plan: Plan, mechanism: Mechanism, facts: Facts, book: AnyL
         if not left:
             raise BadArgument("the releases that follow the last step were charged before, and would be again")
         again = plans.make(mechanism, facts._replace(before=()), spent=spent, taken=taken)  # what was measured is spent
-        return dataclasses.replace(again, before=plan.before)
+        return dataclasses.replace(again, before=plan.before, prepared=plan.prepared)
     except BadArgument as error:
         book.close()
         raise BudgetExhausted(

@@ -34,6 +34,7 @@ from clipwise.keystream import Key
 from clipwise.mechanism import Mechanism, Performance, chosen
 from clipwise.noise import GaussianNoise, Noise
 from clipwise.norms import ROW_WISE, Bookkeeping, PlainEngine
+from clipwise.own_loss import own_loss
 from clipwise.plans import Counted, Facts, Phase, Plan, check_delta
 from clipwise.ranks import World, at_rest, unwrapped
 from clipwise.resuming import check_resume, open_ledger, plan_fingerprint, with_what_is_left
@@ -69,14 +70,15 @@ class Run:
         resume: str | Path | None = None,
         before: Before | None = None,
         follows: Run | None = None,
+        prepared: Sequence[Event] = (),
         after: tuple[float, ...] = (),
         notify: Callable[[str], None] = warnings.warn,
         **options: Any,
     ):
         """`mechanism` and `performance`, or their options by name (see `attach`). `before` says what is measured in this budget
         before training, in a run of its own that was closed, which the training `follows` (or, with `resume`, has followed).
-        `after` holds the noise multipliers of releases on all records that follow the last step. `notify` hears what a user
-        should know. With `resume`, all parts are there only after `restore`."""
+        `prepared` was charged already, to prepare the records; `after` holds the noise multipliers of releases on all records
+        that follow the last step. `notify` hears what a user should know. With `resume`, all parts are there only after `restore`."""
         mechanism, performance = chosen(mechanism, performance, options)
         self.mechanism, self.performance, wrapper, model = mechanism, performance, model, unwrapped(model)
         parameters = guards.trainable_parameters(model, optimizer)
@@ -85,7 +87,7 @@ class Run:
         self.model = model
         self._notes: list[str] = []
         self.automatic: list[str] = []  # what was found or chosen by rule, in words for the statement
-        self.resumed = resume is not None
+        self.resumed, self._prepared = resume is not None, tuple(prepared)
         self._kept_in: set[Path] = set()
         engine = self._engine(parameters, loss_reduction, loss_declared, notify)
         collated = check_collate(loader, pad_to=pad_to) if mechanism.private else None
@@ -169,16 +171,16 @@ class Run:
         if follows is not None:
             method = plans.method_of(self.mechanism)
             return dataclasses.replace(follows.plan, method=method, learning_rate=facts.learning_rate), follows.facts
-        spent = [event for book in books for event in book.events()]
+        spent = [*self._prepared, *(event for book in books for event in book.events())]
         if self.mechanism.size == "private" and self.mechanism.private:
             counted = self._count(facts.size, ledger, books)
             facts, spent = facts._replace(counted=counted), [*spent, counted.event]
         if before is None:
-            return plans.make(self.mechanism, facts, spent=spent), facts
+            return dataclasses.replace(plans.make(self.mechanism, facts, spent=spent), prepared=self._prepared), facts
         facts = facts._replace(before=before(self.mechanism, facts))
         if self._measures and ledger is not None and os.path.lexists(ledger):  # of a run that died while it measured
             spent = [event for book in (*books, Ledger.read(ledger)) for event in book.events()]
-        plan = plans.make(self.mechanism, facts, spent=spent)
+        plan = dataclasses.replace(plans.make(self.mechanism, facts, spent=spent), prepared=self._prepared)
         if self._saved is not None:  # what it was calibrated to, after all that had been charged by then
             plan = dataclasses.replace(plan, noise_multiplier=float(self._saved.facts["run"]["noise_multiplier"]))
         return plan, facts
@@ -236,6 +238,7 @@ class Run:
             loss_declared=loss_declared,
             by_rule=self.mechanism.seed is not None,  # a run that is to be repeated must not depend on a clock
             generic=self.performance.engine == "generic",
+            own_loss=own_loss(self.model, loss_reduction),
             notify=remember,
         )
 
@@ -505,7 +508,8 @@ def _or_let_go(book: AnyLedger, made: str | Path | None) -> Iterator[None]:
 
 def _of_this_run(plan: Plan, *, measured: bool) -> list[Event]:
     """What the ledger of a run without a past holds when its steps begin."""
-    return [*([] if plan.counted is None else [plan.counted.event]), *(plan.before if measured else ())]
+    counted = [] if plan.counted is None else [plan.counted.event]
+    return [*plan.prepared, *counted, *(plan.before if measured else ())]
 
 
 def _same(one: Sequence[Event], other: Sequence[Event]) -> bool:

@@ -7,6 +7,7 @@ two data sets has gone past the noise.
 import copy
 import json
 import math
+from collections import Counter
 
 import pytest
 import torch
@@ -25,9 +26,10 @@ from clipwise.loop.keeping import Keeping
 from clipwise.losses import make_loss
 from clipwise.mechanism import Mechanism, Performance
 from clipwise.noise import GaussianNoise
+from clipwise.plans import SAMPLING
 from clipwise.run import Run
 
-RECORDS, LENGTH = 400, {"epochs": 5, "expected_batch_size": 100}  # 20 steps, and a race of 5 rates, 2 steps each
+RECORDS, LENGTH = 400, {"epochs": 5, "expected_batch_size": 100}  # 20 steps, and a race of 5 rates, 5 steps each
 SHORT = {"epsilon": 3.0, "delta": 1e-5, "method": "auto", "seed": 1, **LENGTH}
 
 
@@ -73,7 +75,7 @@ class Drawn:
 def test_all_of_it_is_inside_the_target(accountant, tmp_path):
     done = clipwise.fit(network(), records(), accountant=accountant, ledger=tmp_path / "ledger.jsonl", **SHORT)
     book = Ledger.read(tmp_path / "ledger.jsonl")
-    assert sum(event.count for event in book.events()) == 1 + 5 * 2 + 1 + 20 == done.statement.steps
+    assert sum(event.count for event in book.events()) == 1 + 5 * 5 + 1 + 20 == done.statement.steps
     assert done.statement.planned_steps == done.statement.steps
     spent = epsilon(book.events(), 1e-5, accountant).value
     assert 2.99 < spent <= 3.0
@@ -81,22 +83,19 @@ def test_all_of_it_is_inside_the_target(accountant, tmp_path):
 
 
 def test_noise_and_charges_are_the_same_events(monkeypatch, tmp_path):
-    """By hand: std 1 x h for the histogram, 3 sigma for steps of the race, sqrt 5 x s for its scores, sigma for the rest."""
+    """By hand: std 1 x h for the histogram, RACE_NOISE sigma for steps of the race, sqrt 5 x s for its scores, sigma for the rest."""
     drawn = Drawn(monkeypatch)
     done = clipwise.fit(network(), records(), ledger=tmp_path / "ledger.jsonl", **SHORT)
     sigma, mu = done.noise_multiplier, rule.gaussian_mu(3.0, 1e-5)
     h, s = 1 / (mu * math.sqrt(rule.HISTOGRAM_SHARE)), 1 / (mu * math.sqrt(rule.SCORE_SHARE))
-    by_hand = [h, *[rule.RACE_NOISE * sigma] * 10, math.sqrt(5) * s, *[sigma] * 20]
+    by_hand = [h, *[rule.RACE_NOISE * sigma] * 25, math.sqrt(5) * s, *[sigma] * 20]
     assert drawn.stds == pytest.approx(by_hand)
-    charged = {
-        (e.sample_rate, round(e.noise_multiplier, 9)): e.count for e in Ledger.read(tmp_path / "ledger.jsonl").events()
-    }
-    assert charged == {
-        (1.0, round(h, 9)): 1,
-        (1.0, round(s, 9)): 1,
-        (0.25, round(rule.RACE_NOISE * sigma, 9)): 10,
-        (0.25, round(sigma, 9)): 20,
-    }
+    charged, expected = Counter(), Counter()
+    for e in Ledger.read(tmp_path / "ledger.jsonl").events():
+        charged[e.sample_rate, round(e.noise_multiplier, 9)] += e.count
+    for rate, noise, count in ((1.0, h, 1), (1.0, s, 1), (0.25 / 3, rule.RACE_NOISE * sigma, 25), (0.25, sigma, 20)):
+        expected[rate, round(noise, 9)] += count
+    assert charged == expected
 
 
 def test_with_a_schedule_of_the_noise_the_race_stays_at_its_own(monkeypatch, tmp_path):
@@ -105,8 +104,8 @@ def test_with_a_schedule_of_the_noise_the_race_stays_at_its_own(monkeypatch, tmp
         network(), records(), ledger=tmp_path / "ledger.jsonl", **SHORT, schedule="step:decay=0.5,every=2"
     )
     sigma = done.noise_multiplier
-    assert drawn.stds[1:11] == pytest.approx([rule.RACE_NOISE * sigma] * 10)
-    assert drawn.stds[12:] == pytest.approx([sigma] * 8 + [sigma / math.sqrt(2)] * 8 + [sigma / 2] * 4)
+    assert drawn.stds[1:26] == pytest.approx([rule.RACE_NOISE * sigma] * 25)
+    assert drawn.stds[27:] == pytest.approx([sigma] * 8 + [sigma / math.sqrt(2)] * 8 + [sigma / 2] * 4)
     assert 2.98 < done.epsilon <= 3.0
 
 
@@ -126,7 +125,7 @@ def test_every_release_is_charged_before_its_noise(monkeypatch):
     monkeypatch.setattr(Ledger, "charge", charge)
     monkeypatch.setattr(GaussianNoise, "add", add)
     clipwise.fit(network(), records(), **SHORT)
-    assert len(balance) == 2 * 32
+    assert len(balance) == 2 * 47
 
 
 def test_no_two_releases_share_their_noise(monkeypatch):
@@ -229,6 +228,21 @@ def test_the_race_runs_each_rate_from_the_first_weights(monkeypatch):
     assert found.measured.epsilon() < 3.0
 
 
+@pytest.mark.parametrize(("sampling", "rate"), [("poisson", 0.25 / 3), ("fixed-size", 33 / 400)])
+def test_batches_of_the_race_are_drawn_at_the_rate_that_is_charged(monkeypatch, sampling, rate):
+    """A third of the training's; a whole number of records where each batch has the same."""
+    drawn = Counter()
+    kind = SAMPLING[sampling].sampler
+    plain = kind.draw
+    monkeypatch.setattr(
+        kind, "draw", lambda own, key, step: (drawn.update([own.sample_rate]), plain(own, key, step))[1]
+    )
+    found = prepared(network(), sampling=sampling)
+    charged = {e.sample_rate: e.count for e in found.measured.ledger.events() if e.sample_rate < 1}
+    assert charged == {rate: 25}
+    assert {rate: count for rate, count in drawn.items() if rate < 1} == charged
+
+
 def test_rounds_are_data(monkeypatch):
     """Two rounds, the second with fewer rates and other noise: events, charges and results follow."""
 
@@ -260,7 +274,7 @@ def test_what_measuring_costs_is_known_from_public_facts():
 
     mechanism = Mechanism(**SHORT)
     facts = Facts(RECORDS, 83, 100)
-    assert sum(p.steps for p in phases(mechanism, facts)) == 10
+    assert sum(p.steps for p in phases(mechanism, facts)) == 25
     assert phases(mechanism, facts) == phases(mechanism, facts._replace(parameters=10**6))
 
 
@@ -282,7 +296,7 @@ def test_an_optimizer_of_the_users_own_keeps_its_rate_and_nothing_is_measured(tm
 
 def test_lr_auto_sets_the_rate_of_the_users_optimizer(tmp_path):
     done, events = events_of(tmp_path, optimizer=lambda p: torch.optim.SGD(p, lr=99.0, momentum=0.9), lr="auto")
-    assert sum(e.count for e in events) == 32
+    assert sum(e.count for e in events) == 47
     first = rule.sgd_rate(done.method.rate, done.noise_multiplier / 100, 0.9)
     assert done.history[0]["lr"] == pytest.approx(first)  # before the rate may rise
 
@@ -338,16 +352,16 @@ def test_a_threshold_that_is_stated_clips_at_it(tmp_path):
     assert done.method_state.threshold == 0.5
 
 
-def test_values_are_clipped_at_the_released_median():
+def test_gradients_of_values_keep_their_sizes_below_the_released_median():
     done = clipwise.fit(network(out=1), values(), **SHORT)
-    assert done.method.threshold == rule.CLIP_OVER_MEDIAN * done.method.median_norm
+    assert done.method.gamma == rule.GAMMA_OVER_MEDIAN * done.method.median_norm
     assert "squared-error" in "\n".join(done.statement.automatic)
 
 
 def test_a_stated_noise_measures_at_multiples_of_it(tmp_path):
     done, events = events_of(tmp_path, epsilon=None, noise_multiplier=2.0)
     noises = {e.noise_multiplier: e.count for e in events if e.sample_rate < 1}
-    assert noises == {2.0: 20, 2.0 * rule.RACE_NOISE: 10}
+    assert noises == {2.0: 20, 2.0 * rule.RACE_NOISE: 25}
     assert done.epsilon == pytest.approx(epsilon(events, 1e-5, "best").value)
 
 
@@ -387,10 +401,10 @@ def test_killed_while_it_races_it_begins_again_and_pays_again(monkeypatch, tmp_p
         clipwise.fit(model, records(), ledger=path, **SHORT)
     assert torch.equal(weights(model), first)
     lost = sum(e.count for e in Ledger.read(path).events())
-    assert lost == 1 + 3 * 2
+    assert lost == 1 + 3 * 5
     again = clipwise.fit(model, records(), ledger=path, **SHORT)
     plainly = clipwise.fit(network(), records(), **SHORT)
-    assert sum(e.count for e in Ledger.read(path).events()) == lost + 32
+    assert sum(e.count for e in Ledger.read(path).events()) == lost + 47
     assert 2.99 < again.epsilon <= 3.0
     assert again.noise_multiplier > plainly.noise_multiplier
 
@@ -420,7 +434,7 @@ def test_killed_while_it_trains_it_goes_on_bit_for_bit_and_measures_nothing_agai
     assert torch.equal(weights(whole), weights(fresh))
     assert again.epsilon == done.epsilon
     assert again.method == done.method
-    assert sum(e.count for e in Ledger.read(tmp_path / "parts.jsonl").events()) == 32
+    assert sum(e.count for e in Ledger.read(tmp_path / "parts.jsonl").events()) == 47
     assert any("not measured again" in line for line in again.statement.automatic)
 
 
@@ -437,7 +451,7 @@ def test_without_a_seed_a_resumed_run_never_has_a_smaller_epsilon(tmp_path):
         clipwise.fit(network(), records(), ledger=path, checkpoints=keeping, on_step=on_step, **options)
     done = clipwise.fit(network(), records(), ledger=path, checkpoints=keeping, resume=kept, **options)
     events = Ledger.read(path).events()
-    assert sum(e.count for e in events) == 32 + 2  # steps 15 and 16 again
+    assert sum(e.count for e in events) == 47 + 2  # steps 15 and 16 again
     assert epsilon(events, 1e-5, "best").value == pytest.approx(done.epsilon)
     assert done.epsilon <= 3.0
 

@@ -33,6 +33,7 @@ KEYS = {
 }
 FILES = {
     "config.toml",
+    "preprocessing.json",
     "metrics.jsonl",
     "path.jsonl",
     "ledger.jsonl",

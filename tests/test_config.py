@@ -25,7 +25,9 @@ value = st.one_of(
 
 
 def dataset(records):
-    return SimpleNamespace(train=range(records), classes=10, recipe=Recipe("mlp", 64, 5, 0.25), kind="tabular")
+    return SimpleNamespace(
+        train=range(records), classes=10, recipe=Recipe("mlp", 64, 5, 0.25), kind="tabular", numbers=False
+    )
 
 
 @given(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), value), st.floats(1e-300, math.inf))

@@ -183,7 +183,7 @@ def _check_groups(study: Study, texts: list[str]) -> tuple[str, list[Pair]]:
         pairs.append((a, b))
     for name, config in {trial.config.data: trial.config for trial in study.trials}.items():
         if is_file(name):
-            loaded = load(name, **config.model_dump(include={"label", "classes", "ranges", "test_fraction"}))
+            loaded = load(name, **config.own)
             names = find_grouping(loaded, grouping).names
         elif grouping == BY_CLASS:
             names = DATASETS[name].class_names

@@ -6,6 +6,9 @@ adds the noise.
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -13,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from clipwise.losses import Loss
 from clipwise.types import BadArgument
 
+Array = np.ndarray[Any, np.dtype[Any]]
 EVALUATION_ROWS = 1024  # test records at a time, to bound memory; figures do not depend on it
 
 
@@ -41,6 +45,27 @@ def mean_loss(model: nn.Module, data: Dataset, loss: Loss, device: torch.device 
             records += len(targets)
     model.train(was_training)
     return total / max(1, records)
+
+
+def outputs_of(model: nn.Module, inputs: Tensor, device: torch.device | None = None) -> Tensor:
+    """The model's outputs for all rows, in parts of one size from the first row on: the same rows have the same bits again."""
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        parts = [model(part.to(device)).cpu() for part in inputs.split(EVALUATION_ROWS)]
+    model.train(was_training)
+    return torch.cat(parts)
+
+
+def number_errors(targets: Array, predicted: Array) -> dict[str, float | None]:
+    """Mean absolute error, root of the mean squared error, and R^2 (None where all targets are equal)."""
+    error = predicted - targets
+    spread = float(((targets - targets.mean()) ** 2).sum())
+    return {
+        "mae": float(np.abs(error).mean()),
+        "rmse": float(np.sqrt((error**2).mean())),
+        "r2": None if spread == 0 else 1 - float((error**2).sum()) / spread,
+    }
 
 
 def shape_of_output(model: nn.Module, inputs: Tensor) -> torch.Size:

@@ -28,6 +28,7 @@ from clipwise.clipping import METHODS, Method
 from clipwise.loop.evaluation import accuracy, check_class_targets, mean_loss, shape_of_output
 from clipwise.loop.keeping import Keeping, make_keeper
 from clipwise.loop.lr_schedules import LrSchedule, make_lr_schedule, refuse_double_rate
+from clipwise.loop.records import as_datasets
 from clipwise.losses import Loss, make_loss
 from clipwise.mechanism import Mechanism, Performance, chosen, takes_options
 from clipwise.noise import Noise
@@ -110,7 +111,7 @@ class Fit:
 @takes_options
 def fit(
     model: nn.Module,
-    train: Dataset,
+    train: Any,
     *,
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
     lr: float | str | None = None,
@@ -118,8 +119,9 @@ def fit(
     loss_declared: str | None = None,
     lr_schedule: str | LrSchedule | None = None,
     average_weights: float | None = None,
-    test: Dataset | None = None,
+    test: Any = None,
     groups: Callable[[Any], Tensor] | None = None,
+    prepared: Sequence[Event] = (),
     after: Sequence[AfterTraining] = (),
     ledger: str | Path | None = None,
     earlier: Sequence[str | Path] = (),
@@ -141,7 +143,8 @@ def fit(
     Whatever is not stated is found or follows from public facts, and the statement lists it (docs/methods/auto.md).
 
     The training:
-        model, train, test: the model, and data sets of (input, target).
+        model, train, test: the model, and data sets of (input, target): a torch data set, a pair (X, y) of arrays, tensors or
+            DataFrames, or a Hugging Face data set of two columns, one of them called label or labels.
         optimizer: a function that makes the optimizer from the parameters; by default Adam with method='auto', and SGD
             with momentum with any other.
         lr: the learning rate, where no optimizer is given; 'auto' finds that of one that is.
@@ -153,6 +156,7 @@ def fit(
         average_weights: decay of a moving average of the weights, which is then the trained model; 0 for none. By default
             method='auto' averages, and no other does.
         groups: for a method that treats groups apart, a function of a batch: the group (0, 1, ...) of each row.
+        prepared: what the ledger has been charged with already, to prepare these records; it is part of the same budget.
         after: releases on the training records that follow the last step, paid for from the same budget.
         ledger: a file for the privacy ledger; an existing one goes on, and what it holds counts.
         earlier: ledgers of earlier runs on the same data, whose charges count in this budget.
@@ -165,6 +169,7 @@ def fit(
         on_end: gets the finished run before its ledger is closed; what it returns goes into the closing line.
     """
     mechanism, performance = chosen(mechanism, performance, options)
+    train, test = as_datasets(train, test, model)
     check_decay(average_weights or 0.0)
     _check_after(after, mechanism)
     compare = _loss(loss, train, model)
@@ -180,6 +185,7 @@ def fit(
         *(model, made, loader, choice, partial(of_outputs, model, compare, loader)),
         loss_declared=loss_declared,
         groups=groups,
+        prepared=prepared,
         after=tuple(release.noise_multiplier for release in after),
         notify=lambda message: warnings.warn(message, stacklevel=2),
         ledger=ledger,

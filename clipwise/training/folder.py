@@ -3,6 +3,7 @@
     config.toml        what ran; `clipwise train --config` on it repeats the run
     metrics.jsonl      one line an epoch: public or released values only
     path.jsonl         threshold, noise and learning rate by step (at most 1,000 of them), public as well
+    preprocessing.json how a record becomes the tensor that the model sees, and the classes' names: what prediction needs
     ledger.jsonl       what was spent, written ahead by the training loop
     checkpoints/       the run's state, the last two times that it was kept; gone when the run has ended well
     model.safetensors  the trained weights
@@ -34,12 +35,12 @@ from typing import Any
 from clipwise import durable
 from clipwise.files import sha256_of
 from clipwise.locks import Held, holding
-from clipwise.ranks import World
 from clipwise.types import BadArgument
 
-LEDGER, MANIFEST = "ledger.jsonl", "manifest.json"
+LEDGER, MANIFEST, PREPROCESSING = "ledger.jsonl", "manifest.json", "preprocessing.json"
 FILES = (  # that a run writes, beside the ledger and the manifest
     "config.toml",
+    PREPROCESSING,
     "metrics.jsonl",
     "path.jsonl",
     "model.safetensors",
@@ -47,7 +48,12 @@ FILES = (  # that a run writes, beside the ledger and the manifest
     "statement.md",
     "result.json",
 )
-VOUCHED = {"weights": "model.safetensors", "statement": "statement.md", "result": "result.json"}  # by the ledger itself
+VOUCHED = {  # by the ledger itself
+    "weights": "model.safetensors",
+    "preprocessing": PREPROCESSING,
+    "statement": "statement.md",
+    "result": "result.json",
+}
 
 
 @dataclass(frozen=True)
@@ -152,6 +158,8 @@ class FollowedFolder(RunFolder):
 
 def folder_at(path: str | Path) -> RunFolder:
     """To write to, or only to follow."""
+    from clipwise.ranks import World  # it needs torch, and this module does not
+
     return RunFolder(Path(path)) if World.here().leads else FollowedFolder(Path(path))
 
 
@@ -168,6 +176,8 @@ def ledger_of(run: str | Path) -> Path:
 def create(out: str | None, data: str, method: str) -> RunFolder:
     """A new folder: `out`, or runs/<time>-<data>-<method>. One that exists already is refused. Of several processes that train
     together the first makes it, and tells the others."""
+    from clipwise.ranks import World
+
     world = World.here()
     made = str(_create(out, data, method).path) if world.leads else ""
     return folder_at(world.told(made.encode()).decode())

@@ -21,6 +21,8 @@ from clipwise.types import BadArgument
 _AT_FIRST = {
     "config.toml",
     ".config.toml.part",
+    "preprocessing.json",
+    ".preprocessing.json.part",
     "ledger.jsonl",
     ".ledger.jsonl.head",
     "checkpoints",

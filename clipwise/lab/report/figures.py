@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from clipwise.fairness.intervals import wilson
 from clipwise.validate import finite_or_none
 
 
@@ -170,15 +171,6 @@ def _series(lines: Sequence[Mapping[str, Any]], x_name: str, key: str, test_size
                 label = key if entry is None else f"{key} {entry}"
                 found.setdefault(label, []).append(Point(x, y, *(wilson(y, test_size) if test_size else ())))
     return [Series(label, tuple(points)) for label, points in found.items()]
-
-
-def wilson(share: float, size: int, z: float = 1.959963984540054) -> tuple[float, float] | tuple[None, None]:
-    """The 95 % interval of a share of `size` independent trials (Wilson 1927); none for what is no share."""
-    if not 0 <= share <= 1:
-        return None, None
-    middle = (share + z * z / (2 * size)) / (1 + z * z / size)
-    half = z * math.sqrt(share * (1 - share) / size + z * z / (4 * size * size)) / (1 + z * z / size)
-    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def short(value: float) -> str:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from clipwise.fairness.intervals import wilson
 from clipwise.lab.report import bars, grouped_bars, html
 from clipwise.lab.report.attack import attack_figure, attack_section, limits
-from clipwise.lab.report.figures import Figure, short, wilson
+from clipwise.lab.report.figures import Figure, short
 from clipwise.lab.report.grouped_bars import Bar, BarSeries, GroupedBars
 from clipwise.lab.report.run_record import RunRecord
 from clipwise.lab.report.search import search_section
@@ -43,7 +44,7 @@ def run_page(record: RunRecord, figures: list[Figure], *, beside: Path) -> str:
             hint += "These are the chosen run's own, without the search: epsilon here is that of one run. "
         hint += "Values appear under the pointer; with the keyboard, focus a chart and use the arrow keys."
         moving = [figure for figure in figures if not figure.constant]
-        body.append(html.section("Over the run", html.text(hint), html.charts(moving), html.tiles(_unchanged(figures))))
+        body.append(html.section("Over the run", html.text(hint), html.charts(moving), html.tiles(unchanged(figures))))
     body += _by_group(record)
     if record.lines:
         body.append(html.section("Every number", html.details("The lines of metrics.jsonl", *_metrics(record))))
@@ -82,7 +83,7 @@ def _tiles(record: RunRecord, summary: Mapping[str, Any]) -> list[tuple[str, str
     return tiles
 
 
-def _unchanged(figures: list[Figure]) -> list[tuple[str, str, str]]:
+def unchanged(figures: list[Figure]) -> list[tuple[str, str, str]]:
     """What a chart would show as a flat line, as numbers."""
     return [
         (

@@ -12,8 +12,8 @@ from clipwise import files
 from clipwise.accounting import ACCOUNTANTS, TradeOff, trade_off
 from clipwise.accounting.history import read_history
 from clipwise.accounting.ledger import Ledger, LedgerError
+from clipwise.fairness.intervals import wilson
 from clipwise.lab.report.attack import RATES
-from clipwise.lab.report.figures import wilson
 from clipwise.lab.report.search import SearchRecord
 from clipwise.statement import stated_head
 from clipwise.training.verify import NotVerified, verify
@@ -148,6 +148,23 @@ def read_run(path: str | Path) -> RunRecord:
         charged=charged,
         problems=tuple(problems),
         search=search,
+    )
+
+
+def read_so_far(path: str | Path) -> RunRecord:
+    """What a run has written up to now, without looking at its ledger or verifying anything: cheap, for looking again and
+    again. A file that is not there yet is empty."""
+    path = Path(path)
+    result = _object(path / "result.json", _text(path / "result.json") or "{}", "the file")
+    return RunRecord(
+        path=path,
+        config=_toml(path / "config.toml"),
+        lines=tuple(_lines(path / "metrics.jsonl")),
+        steps=tuple(_lines(path / "path.jsonl")),
+        result=result,
+        statement=None,
+        charged=None,
+        problems=(f"The run failed: {result.get('kind', 'error')}: {result['error']}",) if "error" in result else (),
     )
 
 
