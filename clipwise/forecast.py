@@ -41,6 +41,7 @@ class Part(NamedTuple):
 
     name: str
     steps: int  # on sampled batches; 0: one release on all records
+    sample_rate: float  # of those batches; 1 for all records
     noise_multiplier: float
     epsilon_alone: float  # if it were all there is
     raises_noise: float | None  # of the training, over what it would be without this part; None for the training itself
@@ -175,9 +176,18 @@ def _parts(chosen: Choice, made: Plan, records: int, parameters: int) -> tuple[P
     for phase, event in zip(_phases(chosen, records, parameters), made.before, strict=True):
         alone = bound([event], delta, made.accountant).value
         other = _planned(chosen, records, parameters, without=phase.name).noise_multiplier
-        parts.append(Part(phase.name, phase.steps, event.noise_multiplier, alone, made.noise_multiplier / other - 1))
+        parts.append(
+            Part(
+                phase.name,
+                phase.steps,
+                event.sample_rate,
+                event.noise_multiplier,
+                alone,
+                made.noise_multiplier / other - 1,
+            )
+        )
     training = bound(made.coming(0, _steps(made)), delta, made.accountant).value
-    return (*parts, Part("training", _steps(made), made.noise_multiplier, training, None))
+    return (*parts, Part("training", _steps(made), made.sample_rate, made.noise_multiplier, training, None))
 
 
 def _phases(chosen: Choice, records: int, parameters: int) -> tuple[plans.Phase, ...]:
@@ -264,9 +274,8 @@ def _timed(model: nn.Module, made: Plan, shape: tuple[int, ...], classes: int | 
             private_step(run.stepper, batches, loss=loss)
             took.append(time.perf_counter() - start)
     a_step = statistics.median(took[_WARM:]) * max(1.0, made.expected_batch_size / rows)
-    before = sum(phase.count for phase in made.before if phase.sample_rate < 1)
-    passes = sum(1 for phase in made.before if phase.sample_rate == 1)  # on all records, each about a pass of steps
-    steps = _steps(made) + before + passes / made.sample_rate
+    before = sum(event.count * event.sample_rate for event in made.before)  # in passes over the data, as its cost goes
+    steps = _steps(made) + before / made.sample_rate
     how = f"median of {_TIMED} steps on {rows} made records, {torch.get_num_threads()} threads, times the records of a step; no evaluation"
     return Timing(a_step, a_step * steps, how)
 

@@ -36,11 +36,7 @@ def test_the_noise_is_that_of_the_run():
 def test_the_parts_are_the_whole_budget():
     """All that is measured, and the training, together: epsilon 2, and no part of it is forgotten."""
     found = clipwise.plan(5000, epsilon=2.0, accountant="rdp")
-    rates = [found.sample_rate if part.steps else 1.0 for part in found.parts]
-    events = [
-        StepEvent(rate, part.noise_multiplier, max(1, part.steps))
-        for rate, part in zip(rates, found.parts, strict=True)
-    ]
+    events = [StepEvent(part.sample_rate, part.noise_multiplier, max(1, part.steps)) for part in found.parts]
     assert epsilon(events, found.delta, "rdp").value == pytest.approx(2.0, rel=1e-3)
     assert all(part.epsilon_alone < 2.0 for part in found.parts)
     assert all(part.raises_noise > 0 for part in found.parts[:-1])
