@@ -31,7 +31,6 @@ from clipwise.norms.precision import exact_products
 from clipwise.norms.probe import Probe, probe
 from clipwise.norms.recording import Pass, SpreadNode, TapNode
 from clipwise.norms.refuse import refuse_mixing_layers
-from clipwise.norms.state import Watch
 from clipwise.norms.tape import Tape
 from clipwise.norms.units import (
     Unit,
@@ -44,6 +43,7 @@ from clipwise.norms.units import (
     untrained,
 )
 from clipwise.norms.unreleased import HeldBack
+from clipwise.norms.watch import Members, Watch
 from clipwise.types import LoopMisuse, Padding, Unsupported
 
 # A layer and physical batch: beyond it gradients are not stored where there is a choice. glibc takes larger blocks from
@@ -91,6 +91,7 @@ class Bookkeeping:
         self._padding: Padding | None = None  # of the open batch
         self._padding_probed = False
         self._watch = Watch(model, self._names)
+        self._members = Members(model)
         self._varies = False  # whether the model changes a number or a buffer of its own from call to call, or draws
         self._calls = self._looked_at = 0  # private batches so far; that at the last look
         self._told: set[str] = set()
@@ -168,6 +169,8 @@ class Bookkeeping:
         padded to its longest record. What the loop does with the `records` of the first one is followed (loss/witness.py)."""
         self._watch.begin_once()
         self._over()
+        if not self._members.unchanged():
+            self._members = Members(self._model)
         self._pass, self._padding = Pass(rows, self.loss, lengths), padding
         self._calls += 1
         if records is not None and rows > 1 and self.loss.wants_witness:
@@ -304,7 +307,7 @@ class Bookkeeping:
         return any(u.spread or u.own for u in self._units) and self._layout(args, kwargs) not in self._probed
 
     def _modes(self) -> tuple[bool, ...]:
-        return tuple(m.training for m in self._model.modules())
+        return tuple([m.training for m in self._members.modules])
 
     def _layout(self, args: tuple, kwargs: dict) -> Hashable:
         shapes = (x.shape for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor))
@@ -481,9 +484,11 @@ class Bookkeeping:
             raise RuntimeError("the probe needs an open batch")
 
         def attempt(units: list[Unit], look: Probe, *given: Any, **named: Any) -> Any:
-            self._restore_forwards()
-            self._units, self._probing, self._pass = units, look, None
-            self._replace_forwards()
+            self._probing, self._pass = look, None
+            if units is not self._units:
+                self._restore_forwards()
+                self._units = units
+                self._replace_forwards()
             return self._model(*given, **named)
 
         leaves = tree_flatten((args, kwargs))[0]

@@ -9,7 +9,7 @@ the bound by 4e-4, while the slack is 1.6e-5.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -21,11 +21,21 @@ _ELSEWHERE: tuple[Any, ...] = (torch.backends.cuda.matmul, _cudnn.conv, _cudnn.r
 _REDUCED = ("tf32", "bf16")
 
 
-@contextmanager
-def exact_products(device_type: str) -> Iterator[None]:
-    """float32 is multiplied in float32 for the length of a block; the user's settings are given back."""
+_NOTHING = nullcontext()
+
+
+def exact_products(device_type: str) -> AbstractContextManager[None]:
+    """float32 is multiplied in float32 for the length of a block; the user's settings are given back. Looked up each time
+    (autocast belongs to a thread), and free of charge where the user has reduced nothing: a step has a block a layer."""
     backends = _ON_CPU if device_type == "cpu" else _ELSEWHERE
     reduced = [(backend, was) for backend in backends if (was := backend.fp32_precision) in _REDUCED]
+    if not reduced and not torch.is_autocast_enabled(device_type):
+        return _NOTHING
+    return _restored(device_type, reduced)
+
+
+@contextmanager
+def _restored(device_type: str, reduced: list[tuple[Any, str]]) -> Iterator[None]:
     try:
         for backend, _ in reduced:
             backend.fp32_precision = "ieee"
