@@ -16,6 +16,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -25,11 +26,11 @@ from torch.utils._pytree import tree_flatten
 
 from clipwise.norms.choice import Chooser
 from clipwise.norms.influence import grown
-from clipwise.norms.kernel import PER_EXAMPLE, Call, Direct, Kernel, widened_for
+from clipwise.norms.kernel import HALF, PER_EXAMPLE, Call, Direct, Kernel, widened_for
 from clipwise.norms.loss import LossProof, Witness, judged, mark, unwatch, watch
 from clipwise.norms.precision import exact_products
 from clipwise.norms.probe import Probe, probe
-from clipwise.norms.recording import Pass, SpreadNode, TapNode
+from clipwise.norms.recording import Pass, Receive, SpreadNode, Tap, TapNode, can_hook, hook
 from clipwise.norms.refuse import refuse_mixing_layers
 from clipwise.norms.tape import Tape
 from clipwise.norms.units import (
@@ -249,6 +250,8 @@ class Bookkeeping:
             self._run_probe(args, kwargs)
             return self._model.forward(*args, **kwargs)  # the probe may have replaced the units
         outer, self._in_root = self._in_root, True
+        if self._pass is not None and not outer:
+            self._pass.inputs_need_gradients |= _need_gradients(args, kwargs)
         try:
             out = original(*args, **kwargs) if unit is None else self._run_unit(unit, original, args, kwargs)
         finally:
@@ -324,14 +327,14 @@ class Bookkeeping:
     def _run_unit(self, unit: Unit, original: Callable, args: tuple, kwargs: dict) -> Any:
         if self._outside:
             return self._run_outside(original, args, kwargs)
-        kwargs = dict(sorted(kwargs.items()))
+        if kwargs:
+            kwargs = dict(sorted(kwargs.items()))
         if self._probing is not None:
             return self._probing.run(unit, original, args, kwargs)
         current = self._pass
         if current is None:
             return original(*args, **kwargs)
-        recomputing = torch._C._current_graph_task_id() != -1  # an activation checkpoint, inside the backward pass
-        if not self._in_root and not recomputing:
+        if not self._in_root and torch._C._current_graph_task_id() == -1:  # nor an activation checkpoint, in the backward pass
             raise Unsupported(
                 f"layer {unit.name or type(unit.module).__name__!r} was called from outside the model that was attached; "
                 "call the model itself (move the code into its forward), so that Clipwise can see the whole computation"
@@ -365,96 +368,116 @@ class Bookkeeping:
                 return out
             call = Call(kernel, wanted, config, pieces or {})
             kept = [s.detach() for s in saved]
-            current.note(call)
             if unit.spread:
                 receive = self._receiver(current, call, 0, unit.name)
-                return _marked(
-                    SpreadNode.apply(out, self._dummy, kept, receive, spread_shape(out, current.rows)), current, 0
-                )
+                out = SpreadNode.apply(out, self._dummy, kept, receive, spread_shape(out, current.rows))
+                mark(out, current, 0)
+                return out
             if out._is_view():
                 # F.linear on three dimensions ends in a view, and autograd writes the gradient of a view that is marked
                 # dirty four times over. This alias is no view; nothing upstream keeps a layer's output.
                 out = torch.ops.aten._unsafe_view(out, out.shape)
             dim = batch_dim if rows_dim is None else rows_dim
-            receive = self._receiver(current, call, dim, unit.name)
-            return _marked(TapNode.apply(out, self._dummy, kept, receive), current, dim)
+            if can_hook(out) and not current.inputs_need_gradients:
+                hook(out, self._receiver(current, call, dim, unit.name, kept))
+            else:
+                out = TapNode.apply(out, self._dummy, kept, self._receiver(current, call, dim, unit.name))
+            mark(out, current, dim)
+            return out
 
         return unit.layer.forward(unit.module, tap, *args, **kwargs)
 
     def _spread(self, current: Pass, p: nn.Parameter, shape: torch.Size) -> Tensor | None:
         if id(p) not in self._names:
             return None
-        call = Call(PER_EXAMPLE, {"parameter": p})
+        receive = self._receiver(current, Call(PER_EXAMPLE, {"parameter": p}), 0, self._names[id(p)])
+        out = SpreadNode.apply(p.detach(), self._dummy, [], receive, shape)
+        mark(out, current, 0)
+        return out
+
+    def _receiver(self, current: Pass, call: Call, dim: int, name: str, saved: list[Tensor] | None = None) -> Receive:
+        """`saved`: where it is the tap that keeps what the kernel needs, and not the graph."""
         current.note(call)
-        receive = self._receiver(current, call, 0, self._names[id(p)])
-        return _marked(SpreadNode.apply(p.detach(), self._dummy, [], receive, shape), current, 0)
+        tap = Tap(current, call, dim, name)
+        if saved is not None:
+            tap.keep(saved)
+        return partial(self._receive, tap)
 
-    def _receiver(self, current: Pass, call: Call, dim: int, name: str) -> Callable:
-        used = False
+    def _receive(self, tap: Tap, b: Tensor, saved: tuple[Tensor, ...] | None) -> None:
+        """The gradient of a tapped output arrives, in the backward pass."""
+        current, call, dim = tap.current, tap.call, tap.dim
+        if current.trial is not None:
+            current.trial.look(id(tap), tap.name, b.movedim(dim, 0))
+            return
+        shared = current.is_shared(call)
+        self._refuse_gradient(tap, b, shared)
+        if not current.received:
+            self._held_back.put()
+        tap.used = current.received = True
+        if saved is None:
+            saved = tap.take()
+        if dim:
+            b, saved = b.movedim(dim, 0), tuple(s.movedim(dim, 0) for s in saved)
+        # What is measured and summed must not be rounded to half precision again, or the bound would not hold.
+        p = next(iter(call.params.values()))
+        b, saved = widened_for(p, b), tuple([widened_for(p, s) for s in saved])
+        with exact_products(b.device.type):
+            if shared:
+                current.add_shared(call, call.kernel.direct(call, saved, b))
+            else:
+                current.parts.append((call, self._chooser.part(call, saved, b)))
+                current.alone.update(map(id, call.params.values()))
 
-        def distrusted(message: str) -> LoopMisuse:
+    def _refuse_gradient(self, tap: Tap, b: Tensor, shared: bool) -> None:
+        """Raise where this gradient must not be taken."""
+        current = tap.current
+        why = None
+        if tap.used or current is not self._pass:
+            why = (
+                "loss.backward() ran twice through the same batch, or on a batch that is over; nothing was changed. "
+                "Call it once for each batch that the loader gives; gradients that are not trained on (adversarial examples) belong into "
+                "a block of private.outside()"
+            )
+        elif self._outside:
+            why = (
+                "backward() in a block of private.outside() went through a call of the model that came before the block; nothing was changed. "
+                "Call the model inside the block, too"
+            )
+        elif torch.is_grad_enabled():
+            why = (
+                "backward(create_graph=True), which a gradient penalty needs, would differentiate through clipping; call loss.backward() without "
+                "it. Instead of a penalty, clamp the weights after optimizer.step() under torch.no_grad(), which costs no privacy; second "
+                "derivatives that are not trained on belong into a block of private.outside()"
+            )
+        elif b.shape[tap.dim] != current.rows:
+            why = (
+                f"layer {tap.name!r} was run on another number of rows than the batch from private.loader has; "
+                "use each batch whole, and evaluate other data under torch.no_grad()"
+            )
+        elif not current.passes:
+            why = (
+                "a backward pass reached the model that Clipwise could not see from its beginning; nothing was changed. Start it by "
+                "loss.backward() or private.backward(losses)"
+            )
+        elif current.looked_at is not None and id(tap) not in current.looked_at:
+            why = (
+                f"a gradient came to layer {tap.name!r} by a way that was not seen when the loss was looked at; nothing was changed. Give the "
+                "model inputs that need no gradient (detach them), or keep what needs one inside private.outside()"
+            )
+        elif shared and current.measured_apart(tap.call):
+            why = (
+                "the batch went through the model and loss.backward() twice before optimizer.step(); nothing was changed. Add the "
+                "losses and call backward() once; gradients that are not trained on (adversarial examples) belong into a block of "
+                "private.outside()"
+            )
+        elif current.scale != 1 and b.dtype in HALF:
+            why = (
+                "a mean over the batch in half precision: one record more would round all the others' gradients in another way; "
+                "nothing was changed. Reduce the loss by a sum, and attach with loss_reduction='sum' (steps are as long as before)"
+            )
+        if why is not None:
             current.received = False  # whatever was recorded of this batch: the step will refuse it
-            return LoopMisuse(message)
-
-        def receive(saved: tuple[Tensor, ...], b: Tensor) -> None:
-            nonlocal used
-            if current.trial is not None:
-                current.trial.look(id(receive), name, b.movedim(dim, 0))
-                return
-            if used or current is not self._pass:
-                raise distrusted(
-                    "loss.backward() ran twice through the same batch, or on a batch that is over; nothing was changed. "
-                    "Call it once for each batch that the loader gives; gradients that are not trained on (adversarial examples) belong into "
-                    "a block of private.outside()"
-                )
-            if self._outside:
-                raise distrusted(
-                    "backward() in a block of private.outside() went through a call of the model that came before the block; nothing was changed. "
-                    "Call the model inside the block, too"
-                )
-            if torch.is_grad_enabled():
-                raise distrusted(
-                    "backward(create_graph=True), which a gradient penalty needs, would differentiate through clipping; call loss.backward() without "
-                    "it. Instead of a penalty, clamp the weights after optimizer.step() under torch.no_grad(), which costs no privacy; second "
-                    "derivatives that are not trained on belong into a block of private.outside()"
-                )
-            if b.shape[dim] != current.rows:
-                raise distrusted(
-                    f"layer {name!r} was run on another number of rows than the batch from private.loader has; "
-                    "use each batch whole, and evaluate other data under torch.no_grad()"
-                )
-            if not current.passes:
-                raise distrusted(
-                    "a backward pass reached the model that Clipwise could not see from its beginning; nothing was changed. Start it by "
-                    "loss.backward() or private.backward(losses)"
-                )
-            if current.measured_apart(call):
-                raise distrusted(
-                    "the batch went through the model and loss.backward() twice before optimizer.step(); nothing was changed. Add the "
-                    "losses and call backward() once; gradients that are not trained on (adversarial examples) belong into a block of "
-                    "private.outside()"
-                )
-            if not current.received:
-                self._held_back.put()
-            used = current.received = True
-            if dim:
-                b, saved = b.movedim(dim, 0), tuple(s.movedim(dim, 0) for s in saved)
-            if current.scale != 1 and b.dtype in (torch.float16, torch.bfloat16):
-                raise distrusted(
-                    "a mean over the batch in half precision: one record more would round all the others' gradients in another way; "
-                    "nothing was changed. Reduce the loss by a sum, and attach with loss_reduction='sum' (steps are as long as before)"
-                )
-            # What is measured and summed must not be rounded to half precision again, or the bound would not hold.
-            p = next(iter(call.params.values()))
-            b, saved = widened_for(p, b), tuple(widened_for(p, s) for s in saved)
-            with exact_products(b.device.type):
-                if current.is_shared(call):
-                    current.add_shared(call, call.kernel.direct(call, saved, b))
-                else:
-                    current.parts.append((call, self._chooser.part(call, saved, b)))
-                    current.alone.update(id(p) for p in call.params.values())
-
-        return receive
+            raise LoopMisuse(why)
 
     def _stray_hook(self, p: nn.Parameter) -> Callable[[Tensor | None], None]:
         def hook(gradient: Tensor | None) -> None:
@@ -525,9 +548,10 @@ class Bookkeeping:
             self._notify(message)
 
 
-def _marked(out: Tensor, current: Pass, dim: int) -> Tensor:
-    mark(out, current, dim)
-    return out
+def _need_gradients(args: tuple, kwargs: dict) -> bool:
+    if not kwargs and len(args) == 1 and isinstance(args[0], Tensor):  # most calls: flattening takes longer than a layer
+        return args[0].requires_grad
+    return any(isinstance(x, Tensor) and x.requires_grad for x in tree_flatten((args, kwargs))[0])
 
 
 def _dim_of_rows(unit: Unit, args: tuple, kwargs: dict, rows: int) -> int:

@@ -15,13 +15,13 @@ NaN in it can be taken out (`drop_rows`) without touching the others.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 RUN = 2048  # squares that are added up in float32
+HALF = (torch.float16, torch.bfloat16)
 GUARD = 16  # eps of what a sum's terms come to, taken as its squared norm at least
 
 
@@ -79,8 +79,7 @@ class Split:
         return {role: total.add_(rest[role]) for role, total in self._first.weighted_sum(weights[: self._at]).items()}
 
 
-@dataclass(frozen=True, eq=False)
-class Call:
+class Call(NamedTuple):
     """One use of some parameters in the forward pass. `params` holds the trainable ones only, by role ("weight",
     "bias").
 
@@ -91,7 +90,7 @@ class Call:
     kernel: Kernel
     params: Mapping[str, nn.Parameter]
     config: Hashable = None
-    pieces: Mapping[str, slice] = field(default_factory=dict)
+    pieces: Mapping[str, slice] = {}
 
 
 class Kernel:
@@ -159,7 +158,7 @@ def as_rows(t: Tensor) -> Tensor:
 
 def widened(t: Tensor) -> Tensor:
     """In float32 at least: half a dozen digits are too few to add up in."""
-    return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
+    return t.float() if t.dtype in HALF else t
 
 
 def _lengths(flat: Tensor) -> Tensor:
@@ -181,6 +180,8 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def widened_for(p: Tensor, t: Tensor) -> Tensor:
+    if t.dtype is p.dtype and t.dtype in (torch.float32, torch.float64):
+        return t
     return t.to(wide(p.dtype)) if t.is_floating_point() else t
 
 
