@@ -57,7 +57,7 @@ class Mechanism(Options):
     )
     schedule: Any = Field(
         "constant",
-        description="Of the noise: constant, linear, time, step, exponential, dynamic or levels:1,0.9,...",
+        description="Of the noise: constant, linear, time, auto-time, step, exponential, dynamic or levels:1,0.9,...",
     )
     accountant: Literal["best", "rdp", "pld"] = Field("best", description="rdp, pld, or best (the smaller of the two).")
     allow_unsound: bool = Field(False, description="Run a method without a valid guarantee; epsilon is infinite.")

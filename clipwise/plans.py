@@ -12,6 +12,7 @@ A sampler and its event are a pair (`SAMPLING`): nothing draws batches in one wa
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -124,6 +125,10 @@ class Plan:
                     f"{self.context.noise_multiplier:g}: what it releases beside the gradient would take all of the noise budget. Use a "
                     f"larger batch, a larger epsilon (less noise), or another method ({problem})"
                 ) from problem
+        if self.method.normalise and not self.method.sound:
+            raise BadArgument(
+                f"normalise=True: method {self.method.name!r} has no bound to divide by; leave normalise out"
+            )
         self.method.init(self.context)  # what a method or a schedule cannot run with is refused before a ledger is made
         self.total(0)
 
@@ -150,6 +155,7 @@ class Plan:
             self.steps or 0,
             self.sample_rate,
             self.learning_rate,
+            self.schedule,
         )
 
     @cached_property
@@ -214,7 +220,10 @@ def make(mechanism: Mechanism, facts: Facts, *, spent: Sequence[Event] = (), tak
         noise = 0.0
     elif noise is None:
         context = Context(float(batch), 0.0, facts.parameters, steps or 0, sampler.sample_rate)
-        factors = _factors_left(method, schedule, context, taken)
+        left = functools.cache(
+            functools.partial(_factors_left, method, context, taken)
+        )  # asked for at every noise tried
+        factors = lambda noise: left(schedule.settled(noise, passes))  # noqa: E731
         shape = _shape(mechanism, pair.event, sampler.sample_rate, factors, (*spent, *after), steps)
         noise = calibrate_shape(mechanism.epsilon, mechanism.delta, shape, mechanism.accountant)  # type: ignore[arg-type]  # _shape refuses None
     return Plan(
@@ -224,7 +233,7 @@ def make(mechanism: Mechanism, facts: Facts, *, spent: Sequence[Event] = (), tak
         expected_batch_size=float(batch),
         noise_multiplier=noise,
         parameters=facts.parameters,
-        schedule=schedule,
+        schedule=schedule.settled(noise, passes),
         steps=steps,
         delta=mechanism.delta,
         target_epsilon=mechanism.epsilon,
@@ -285,7 +294,7 @@ def _shape(
     mechanism: Mechanism,
     kind: type[Event],
     rate: float,
-    factors: Sequence[tuple[float, int]],
+    factors: Callable[[float], Sequence[tuple[float, int]]],
     others: tuple[Event, ...],
     steps: int | None,
 ) -> Callable[[float], list[Event]]:
@@ -296,7 +305,7 @@ def _shape(
             f"epsilon={target!r}: the releases after training alone cost more, or what was charged before; give "
             "them more noise, or state a larger epsilon"
         )
-    return lambda noise: [*(kind(rate, noise * factor, count) for factor, count in factors), *others]
+    return lambda noise: [*(kind(rate, noise * factor, count) for factor, count in factors(noise)), *others]
 
 
 def _target(mechanism: Mechanism, steps: float | None) -> tuple[float, float]:
@@ -321,7 +330,7 @@ def _factor(method: Method, schedule: Schedule, context: Context, step: int) -> 
     return own * schedule.factor(step, sample_rate=context.sample_rate, steps=context.steps or None)
 
 
-def _factors_left(method: Method, schedule: Schedule, context: Context, taken: int) -> list[tuple[float, int]]:
+def _factors_left(method: Method, context: Context, taken: int, schedule: Schedule) -> list[tuple[float, int]]:
     """(factor, how many steps in a row have it) over the planned steps that are not taken yet."""
     left = []
     for factor, count in noise_runs(method, schedule, context):

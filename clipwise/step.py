@@ -125,13 +125,13 @@ class Stepper:
         partial, self._partial = self._partial, Partial()
         charge(plan, state, self.ledger)
         released = add_noise(plan, state, partial, self.noise)
-        rate = plan.method.learning_rate(state.method)
+        rate, unit = plan.method.learning_rate(state.method), plan.method.unit(state.method)
         self.state = State(state.step + 1, plan.method.update(state.method, released, plan.context, state.step))
         hand_over(
             self.optimizer,
             self.engine.parameters,
             released,
-            expected_batch_size=plan.expected_batch_size,
+            divide_by=plan.expected_batch_size * unit,
             learning_rate=rate,
         )
         if plan.private:  # without privacy, backward() itself has called them

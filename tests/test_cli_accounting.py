@@ -232,7 +232,7 @@ def test_plot_schedule():
     assert picture("s.png") > (1000, 500)
     assert told["steps"] == 3000
     rows = {row["schedule"]: row for row in told["schedules"]}
-    assert len(rows) == 8
+    assert len(rows) == 9
     assert rows["step:decay=0.8,every=20"]["last"] == pytest.approx(2 * 0.8**0.5)
     assert rows["levels:1.0,2.0,by=step"]["most"] == 4
     assert (rows["constant"]["first"], rows["constant"]["last"]) == (2, 2)

@@ -19,7 +19,7 @@ from clipwise.accounting.bound import ACCOUNTANTS, check_delta, check_target, ep
 from clipwise.accounting.events import Event, StepEvent
 from clipwise.types import BadArgument
 
-_LEAST_NOISE, _MOST_NOISE = 0.01, 1e6
+_LEAST_NOISE, _MOST_NOISE = 0.01, 1e6  # noise multipliers: the ends of a search, beyond what any training uses; chosen
 _MOST_STEPS = 10_000_000  # of a run: no training has more, and a search for the most steps must end
 _TOLERANCE = 1e-5  # in log noise
 

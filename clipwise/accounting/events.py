@@ -21,6 +21,7 @@ from typing import TypeVar
 from clipwise import validate
 from clipwise.types import BadArgument
 
+# Noise multipliers and steps that an event may state: their squares and products stay finite in float64. Chosen, not measured.
 LEAST_NOISE, MOST_NOISE, MOST_STEPS = 1e-12, 1e12, 10**15
 
 

@@ -45,7 +45,7 @@ _GRID_ERROR = 3e-4  # what the grid may add to epsilon, relatively
 _GRID_ERROR_OF_MANY, _MANY = 1e-3, 128  # where there are more levels than this, each costs less
 _CUT = 1e-4  # the share of delta given to infinite loss, and again to what wraps around
 _FOLDED = 1e-6  # the chance, under the tilt, of a loss below the window, and of one above it
-_LEAST_POINTS, _MOST_POINTS = 1 << 13, 1 << 20
+_LEAST_POINTS, _MOST_POINTS = 1 << 13, 1 << 20  # of the grid: fewer save no time, more take seconds; chosen
 _ATTEMPTS = 8  # at a good tilt; each gives a bound, and the first is nearly always the last
 _UNIT = sys.float_info.epsilon
 

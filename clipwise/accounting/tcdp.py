@@ -24,7 +24,7 @@ from typing import NamedTuple
 from clipwise import validate
 from clipwise.types import BadArgument
 
-_MOST_RHO, _MOST_RATE, _LEAST_ORDERS = 0.1, 0.1, 3.0
+_MOST_RHO, _MOST_RATE, _LEAST_ORDERS = 0.1, 0.1, 3.0  # where the published amplification holds
 
 
 class Tcdp(NamedTuple):

@@ -55,6 +55,8 @@ def make_method(name: str, **options: Any) -> Method:
             raise BadArgument(
                 f"{given}={options[given]!r} is not an option of method {name!r}; it has {', '.join(sorted(known)) or 'none'}"
             )
+    if not isinstance(options.get("normalise", False), bool):
+        raise BadArgument(f"normalise={options['normalise']!r} is a switch; give true or false")
     return kind(**options)
 
 
@@ -68,7 +70,7 @@ def method_options(name: str) -> list[dict[str, Any]]:
             "default": None if f.default is MISSING else f.default,
             "help": f.metadata.get("help", ""),
         }
-        for f in fields(kind)
+        for f in sorted(fields(kind), key=lambda f: f.name == "normalise")  # what all have comes last
     ]
 
 

@@ -32,7 +32,7 @@ class DcSgdP(HistogramMethod):
         validate.probability("percentile", self.percentile, one_allowed=False, remedy="give a share such as 0.5")
 
     def init(self, context: Context) -> HistogramState:  # noqa: ARG002
-        return HistogramState(float(self.threshold), 2 * float(self.threshold))
+        return HistogramState(float(self.threshold), float(self.first_range or 2 * self.threshold))
 
     def update(self, state: HistogramState, released: Released, context: Context, step: int) -> HistogramState:  # noqa: ARG002
         counts = released.sides["histogram"].double().cpu()

@@ -29,6 +29,10 @@ class HistogramMethod(Method):
     histogram_noise: float = option(
         0.0, "noise multiplier of the histogram; 0 takes 5, 8 or 12 by the total noise, as the paper does"
     )
+    first_range: float = option(
+        0.0,
+        "R of the first step; 0 takes 2 C (dc-sgd-p) or bins x C (dc-sgd-e). The paper's experiments have 1 for dc-sgd-p",
+    )
     lowest: float = option(1e-6, "the threshold is not taken below this")
     highest: float = option(1e6, "nor above this")
 
@@ -37,6 +41,7 @@ class HistogramMethod(Method):
             validate.positive(name, getattr(self, name))
         validate.count("bins", self.bins, least=2)
         validate.non_negative("histogram_noise", self.histogram_noise)
+        validate.non_negative("first_range", self.first_range)
         if not self.lowest <= self.threshold <= self.highest:
             raise BadArgument(
                 f"threshold={self.threshold!r} must lie between lowest={self.lowest!r} and highest={self.highest!r}"

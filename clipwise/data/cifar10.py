@@ -15,7 +15,7 @@ from clipwise.data.decoded import decoded
 from clipwise.data.planes import read_labels, read_planes, scaled
 from clipwise.data.source import Array, Edition, File, Recipe, Source, Split, tuned
 
-_TRAIN, _TEST = 50_000, 10_000
+_TRAIN, _TEST = 50_000, 10_000  # records, as published
 _ARCHIVE = "cifar10/cifar-10-binary.tar.gz"
 _INSIDE = {
     f"cifar-10-batches-bin/{name}.bin": 10_000 for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")

@@ -9,7 +9,7 @@ from clipwise.data.planes import scaled
 from clipwise.data.source import UNTUNED, Edition, File, Recipe, Source, Split, listed
 
 _ARCHIVE = "cifar100/cifar-100-binary.tar.gz"
-_TRAIN, _TEST = 50_000, 10_000
+_TRAIN, _TEST = 50_000, 10_000  # records, as published
 _FILES = {
     _ARCHIVE: File(
         "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",

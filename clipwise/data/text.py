@@ -25,7 +25,7 @@ from clipwise.types import BadArgument
 
 Text = str | tuple[str, str]  # a pair is two texts with a separator between them
 
-PADDING, UNKNOWN, SEPARATOR = 0, 1, 2
+PADDING, UNKNOWN, SEPARATOR = 0, 1, 2  # numbers of tokens that stand for no word
 _RESERVED = 3  # the three above
 _MOST_TOKENS = 1_000_000  # in a vocabulary: more is a typing error
 _BY_NAME = ("hashed", "training")

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from clipwise.models.architecture import TOKENS, Architecture, Records, refuse_no_tokens
 from clipwise.models.tokens import is_token
 
-WIDTH, HIDDEN = 64, 64
+WIDTH, HIDDEN = 64, 64  # numbers of an embedding, and of the hidden layer: chosen for a small model
 
 
 class LinearBag(nn.Module):

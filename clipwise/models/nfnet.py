@@ -37,7 +37,7 @@ class Plan:
 
 
 NF_RESNET50 = Plan((3, 4, 6, 3), (256, 512, 1024, 2048), 64, 0.25, deepmind=False)
-F_WIDTHS = (256, 512, 1536, 1536)
+F_WIDTHS = (256, 512, 1536, 1536)  # channels of the four stages, as published
 NFNET_F0 = Plan((1, 2, 6, 3), F_WIDTHS, 128, 0.5, deepmind=True, group=128, top=3072)
 NFNET_F1 = Plan((2, 4, 12, 6), F_WIDTHS, 128, 0.5, deepmind=True, group=128, top=3072)
 

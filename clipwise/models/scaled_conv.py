@@ -27,7 +27,8 @@ from clipwise.models.padding import same_padded
 from clipwise.norms.blocks import Unformed
 from clipwise.norms.kernel import Call, Kernel, Part, Way
 from clipwise.norms.layers import Tap, layer
-from clipwise.norms.layers.conv import CONV, Geometry
+from clipwise.norms.layers.conv import CONV
+from clipwise.norms.layers.conv_layout import Geometry
 
 
 class ScaledStdConv2d(nn.Conv2d):

@@ -124,7 +124,7 @@ def test_memory_is_that_of_a_block():
         patch.setattr(torch, "get_num_threads", lambda: 8)
         made = blocks.Blocks([part])
     assert [len(range(50)[rows]) for rows in made] == [7] * 7 + [1]
-    assert sum(g.nbytes for room in made._room for g in room) == 7 * 64 * 64 * 4
+    assert sum(g.nbytes for space in made._space for g in space) == 7 * 64 * 64 * 4
 
 
 @pytest.mark.parametrize(

@@ -30,10 +30,12 @@ from clipwise.norms.kernel import HALF, PER_EXAMPLE, Call, Direct, Kernel, widen
 from clipwise.norms.loss import LossProof, Witness, judged, mark, unwatch, watch
 from clipwise.norms.precision import exact_products
 from clipwise.norms.probe import Probe, probe
-from clipwise.norms.recording import Pass, Receive, SpreadNode, Tap, TapNode, can_hook, hook
+from clipwise.norms.recording import Pass, Receive, SpreadNode, Tap, TapNode, can_hook, hook_on
 from clipwise.norms.refuse import refuse_mixing_layers
+from clipwise.norms.small_batch import Args, Kwargs
 from clipwise.norms.tape import Tape
 from clipwise.norms.units import (
+    Forward,
     Unit,
     find_units,
     run_generic,
@@ -47,8 +49,8 @@ from clipwise.norms.unreleased import HeldBack
 from clipwise.norms.watch import Members, Watch
 from clipwise.types import LoopMisuse, Padding, Unsupported
 
-# A layer and physical batch: beyond it gradients are not stored where there is a choice. glibc takes larger blocks from
-# the system every time anew.
+# Bytes of a layer and physical batch: beyond it gradients are not stored where there is a choice. glibc takes blocks above
+# 32 MB from the system every time anew; 24 stood here before 28, and no timing of either was kept.
 DIRECT_BYTES = 28 * 2**20
 
 
@@ -77,7 +79,7 @@ class Bookkeeping:
         self._notify = notify
         self._units = [Unit("", model, None)] if generic else find_units(model, self._names)
         self._without_spreading = self._units if generic else find_units(model, self._names, spread=False)
-        self._originals: dict[int, tuple[nn.Module, Callable, bool]] = {}
+        self._originals: dict[int, tuple[nn.Module, Forward, bool]] = {}
         self._dummy = self.loss.dummy = torch.zeros((), requires_grad=True)
         self._output_shapes: dict[
             int, list[torch.Size]
@@ -230,7 +232,7 @@ class Bookkeeping:
 
     # -- while recording -----------------------------------------------------------------------------------------------
 
-    def _run_root(self, unit: Unit | None, original: Callable, args: tuple, kwargs: dict) -> Any:
+    def _run_root(self, unit: Unit | None, original: Forward, args: Args, kwargs: Kwargs) -> Any:
         witness = None if self._pass is None or self._in_root else self._pass.witness
         if witness is None:
             return self._run_model(unit, original, args, kwargs)
@@ -239,7 +241,7 @@ class Bookkeeping:
         witness.go_on([] if self._outside else self._outputs_with_rows(out))
         return out
 
-    def _run_model(self, unit: Unit | None, original: Callable, args: tuple, kwargs: dict) -> Any:
+    def _run_model(self, unit: Unit | None, original: Forward, args: Args, kwargs: Kwargs) -> Any:
         if self._outside:
             return self._run_outside(original, args, kwargs)
         if self._pass is None and self._probing is None:
@@ -260,7 +262,7 @@ class Bookkeeping:
             self._note_outputs(out, args, kwargs)
         return out
 
-    def _note_outputs(self, out: Any, args: tuple, kwargs: dict) -> None:
+    def _note_outputs(self, out: Any, args: Args, kwargs: Kwargs) -> None:
         """Where the rows are in each output: the dimension that grew from two rows to three when the model was looked at."""
         leaves = [x for x in tree_flatten(out)[0] if isinstance(x, Tensor)]
         if self._probing is not None:
@@ -282,7 +284,7 @@ class Bookkeeping:
         leaves = [x for x in tree_flatten(out)[0] if isinstance(x, Tensor)]
         return [(x, dim) for x, dim in self._with_rows(leaves) if dim is not None]
 
-    def _run_outside(self, original: Callable, args: tuple, kwargs: dict) -> Any:
+    def _run_outside(self, original: Forward, args: Args, kwargs: Kwargs) -> Any:
         def refuse_late(_: Tensor) -> None:
             if not self._outside:
                 raise LoopMisuse(
@@ -297,7 +299,7 @@ class Bookkeeping:
                 x.register_hook(refuse_late)
         return out
 
-    def _is_new(self, args: tuple, kwargs: dict) -> bool:
+    def _is_new(self, args: Args, kwargs: Kwargs) -> bool:
         """One look is enough, except that what is spread broadcasts otherwise against dimensions of size 1, 2 or 3; that what
         runs generically must know each of its arguments; that padding is looked at where there is some; and that a model
         which counts its calls, or draws, may do something else later: it is looked at again at the 2nd, 4th, 8th ... batch."""
@@ -312,11 +314,11 @@ class Bookkeeping:
     def _modes(self) -> tuple[bool, ...]:
         return tuple([m.training for m in self._members.modules])
 
-    def _layout(self, args: tuple, kwargs: dict) -> Hashable:
+    def _layout(self, args: Args, kwargs: Kwargs) -> Hashable:
         shapes = (x.shape for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor))
         return self._model.training, tuple(tuple(min(size, 4) for size in shape) for shape in shapes)
 
-    def _refuse_other_rows(self, args: tuple, kwargs: dict) -> None:
+    def _refuse_other_rows(self, args: Args, kwargs: Kwargs) -> None:
         rows = self._pass.rows if self._pass else -1
         if not any(isinstance(x, Tensor) and rows in x.shape[:2] for x in tree_flatten((args, kwargs))[0]):
             raise Unsupported(
@@ -324,7 +326,7 @@ class Bookkeeping:
                 "batch whole, as padded tensors with one row a record; evaluate other data under torch.no_grad()"
             )
 
-    def _run_unit(self, unit: Unit, original: Callable, args: tuple, kwargs: dict) -> Any:
+    def _run_unit(self, unit: Unit, original: Forward, args: Args, kwargs: Kwargs) -> Any:
         if self._outside:
             return self._run_outside(original, args, kwargs)
         if kwargs:
@@ -334,7 +336,9 @@ class Bookkeeping:
         current = self._pass
         if current is None:
             return original(*args, **kwargs)
-        if not self._in_root and torch._C._current_graph_task_id() == -1:  # nor an activation checkpoint, in the backward pass
+        if (
+            not self._in_root and torch._C._current_graph_task_id() == -1
+        ):  # nor an activation checkpoint, in the backward pass
             raise Unsupported(
                 f"layer {unit.name or type(unit.module).__name__!r} was called from outside the model that was attached; "
                 "call the model itself (move the code into its forward), so that Clipwise can see the whole computation"
@@ -370,7 +374,7 @@ class Bookkeeping:
             kept = [s.detach() for s in saved]
             if unit.spread:
                 receive = self._receiver(current, call, 0, unit.name)
-                out = SpreadNode.apply(out, self._dummy, kept, receive, spread_shape(out, current.rows))
+                out = SpreadNode.apply(out, self._dummy, kept, receive, spread_shape(out, current.rows))  # type: ignore[no-untyped-call]
                 mark(out, current, 0)
                 return out
             if out._is_view():
@@ -379,9 +383,10 @@ class Bookkeeping:
                 out = torch.ops.aten._unsafe_view(out, out.shape)
             dim = batch_dim if rows_dim is None else rows_dim
             if can_hook(out) and not current.inputs_need_gradients:
-                hook(out, self._receiver(current, call, dim, unit.name, kept))
+                hook_on(out, self._receiver(current, call, dim, unit.name, kept))
             else:
-                out = TapNode.apply(out, self._dummy, kept, self._receiver(current, call, dim, unit.name))
+                receive = self._receiver(current, call, dim, unit.name)
+                out = TapNode.apply(out, self._dummy, kept, receive)  # type: ignore[no-untyped-call]
             mark(out, current, dim)
             return out
 
@@ -391,7 +396,7 @@ class Bookkeeping:
         if id(p) not in self._names:
             return None
         receive = self._receiver(current, Call(PER_EXAMPLE, {"parameter": p}), 0, self._names[id(p)])
-        out = SpreadNode.apply(p.detach(), self._dummy, [], receive, shape)
+        out: Tensor = SpreadNode.apply(p.detach(), self._dummy, [], receive, shape)  # type: ignore[no-untyped-call]
         mark(out, current, 0)
         return out
 
@@ -407,7 +412,7 @@ class Bookkeeping:
         """The gradient of a tapped output arrives, in the backward pass."""
         current, call, dim = tap.current, tap.call, tap.dim
         if current.trial is not None:
-            current.trial.look(id(tap), tap.name, b.movedim(dim, 0))
+            current.trial.arrive(id(tap), tap.name, b.movedim(dim, 0))
             return
         shared = current.is_shared(call)
         self._refuse_gradient(tap, b, shared)
@@ -501,7 +506,7 @@ class Bookkeeping:
     # -- the first batch
     # ------------------------------------------------------------------------------------------------
 
-    def _run_probe(self, args: tuple, kwargs: dict) -> None:
+    def _run_probe(self, args: Args, kwargs: Kwargs) -> None:
         current = self._pass
         if current is None:
             raise RuntimeError("the probe needs an open batch")
@@ -548,13 +553,15 @@ class Bookkeeping:
             self._notify(message)
 
 
-def _need_gradients(args: tuple, kwargs: dict) -> bool:
-    if not kwargs and len(args) == 1 and isinstance(args[0], Tensor):  # most calls: flattening takes longer than a layer
+def _need_gradients(args: Args, kwargs: Kwargs) -> bool:
+    if (
+        not kwargs and len(args) == 1 and isinstance(args[0], Tensor)
+    ):  # most calls: flattening takes longer than a layer
         return args[0].requires_grad
     return any(isinstance(x, Tensor) and x.requires_grad for x in tree_flatten((args, kwargs))[0])
 
 
-def _dim_of_rows(unit: Unit, args: tuple, kwargs: dict, rows: int) -> int:
+def _dim_of_rows(unit: Unit, args: Args, kwargs: Kwargs, rows: int) -> int:
     """For a layer that no batch has gone through before (a branch that was not taken): by its length, where that is
     clear."""
     shapes = tensor_shapes((args, kwargs))
@@ -567,7 +574,7 @@ def _dim_of_rows(unit: Unit, args: tuple, kwargs: dict, rows: int) -> int:
     return found[0] if found else 0
 
 
-def _rows_of(unit: Unit, args: tuple, kwargs: dict, otherwise: int) -> int:
+def _rows_of(unit: Unit, args: Args, kwargs: Kwargs, otherwise: int) -> int:
     tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
     for x, dim in zip(tensors, unit.arg_dims or [], strict=False):
         if dim is not None:
@@ -575,7 +582,7 @@ def _rows_of(unit: Unit, args: tuple, kwargs: dict, otherwise: int) -> int:
     return otherwise
 
 
-def _recording_forward(engine: Bookkeeping, run: Callable, unit: Unit | None, original: Callable) -> Callable:
+def _recording_forward(engine: Bookkeeping, run: Forward, unit: Unit | None, original: Forward) -> Forward:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         # A deep copy of the model (an average of weights, say) carries this function along, and is none of our
         # business.
@@ -587,4 +594,5 @@ def _recording_forward(engine: Bookkeeping, run: Callable, unit: Unit | None, or
 
     forward.is_recording = True  # type: ignore[attr-defined]
     # A compiled graph would fold the taps away, or keep those of its first batch: what is between them may be compiled.
-    return torch.compiler.disable(forward)
+    uncompiled: Forward = torch.compiler.disable(forward)
+    return uncompiled

@@ -19,13 +19,11 @@ from torch import Tensor
 
 from clipwise.norms.kernel import Call, Part, Way, split
 
-REPEATS = 3
-CLOSE = 1.25  # times the best: a busy moment can make that much
-SECONDS_PER_BYTE = 0.3 / 2**30  # page faults take 0.2 to 2 s a GB; most memory has been handed out before
-FEWEST, MOST = (
-    1 / 4,
-    4 / 5,
-)  # direct for fewer rows is not worth a split, nor another way for the few that are left over
+REPEATS = 3  # timings of a way, of which the least counts; chosen: one alone met a busy moment at times
+CLOSE = 1.25  # times the best: such ways are timed again. Chosen after wrong choices were seen, not measured
+SECONDS_PER_BYTE = 0.3 / 2**30  # page faults took 0.2 to 2 s a GB; most memory has been handed out before
+# Parts of the rows: direct for fewer is not worth a split, nor another way for the few that are left over. Chosen, not measured.
+FEWEST, MOST = 1 / 4, 4 / 5
 
 
 class Chooser:

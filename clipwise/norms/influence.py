@@ -21,13 +21,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from clipwise.norms.small_batch import Row, broken, far, first, huge, is_float, second, short
+from clipwise.norms.small_batch import Args, Kwargs, Row, broken, far, first, huge, is_float, second, short
 from clipwise.norms.state import Leaf, State, alike
 from clipwise.randomness import COINS, Calm, drawn_since, seed_all
 from clipwise.types import Padding, Unsupported
 
 _OF_VALUES = (ValueError, IndexError, RuntimeError, AssertionError)
-_TRIES = 3  # of a model that does not repeat itself: what is set up in the first calls may need one or two
+_TRIES = 3  # of a model that does not repeat itself: what is set up in the first calls may need one or two; chosen
 _DRAWS = 3  # in a look, two of them for a model that draws: a permutation of 8 rows leaves 4 among themselves once in 70 times
 
 # Rows a, b, a: no sorting of them by anything in which a and b differ leaves all three in place. So with b, a, b and with
@@ -64,7 +64,7 @@ class Runs:
         self.varies = False  # whether it may do something else later: it changes a number or a buffer, or draws
 
     def __call__(
-        self, batch: tuple[tuple, dict], *with_: Any, draw: int = 0, again: bool = False, calm: bool = False
+        self, batch: tuple[Args, Kwargs], *with_: Any, draw: int = 0, again: bool = False, calm: bool = False
     ) -> Any:
         """The output. `again`: from the state that the last run has left, but for generators; `calm`: with constants for random
         numbers."""
@@ -249,7 +249,7 @@ def mixing(how: str) -> Unsupported:
 # -- padding ------------------------------------------------------------------------------------------------------------
 
 
-def refuse_padding(run: Run, args: tuple, kwargs: dict, cuts: list[int | None], padding: Padding) -> None:
+def refuse_padding(run: Run, args: Args, kwargs: Kwargs, cuts: list[int | None], padding: Padding) -> None:
     """The row that is padded most, with its padding and without: the same output, or the longest record of a batch would
     change all the others' gradients."""
     leaves, spec = tree_flatten((args, kwargs))

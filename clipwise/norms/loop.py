@@ -31,7 +31,9 @@ def squared_output(out: Any) -> Tensor:
     ).sum()
 
 
-def per_example_gradients(model: nn.Module, inputs: tuple, loss: Loss, *, rows_dim: int = 0) -> dict[str, Tensor]:
+def per_example_gradients(
+    model: nn.Module, inputs: tuple[Any, ...], loss: Loss, *, rows_dim: int = 0
+) -> dict[str, Tensor]:
     """name -> (rows, *shape): the gradient of each example's own loss. Every tensor of `inputs` has its rows in
     `rows_dim`."""
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -46,7 +48,7 @@ def per_example_gradients(model: nn.Module, inputs: tuple, loss: Loss, *, rows_d
 
 def assert_agrees(
     model: nn.Module,
-    inputs: tuple,
+    inputs: tuple[Any, ...],
     *,
     loss: Loss = squared_output,
     rows_dim: int = 0,

@@ -28,8 +28,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from clipwise.norms.influence import Runs, grown, mixing, refuse_influence, refuse_padding
 from clipwise.norms.kernel import Kernel
-from clipwise.norms.small_batch import dimensions_of_rows, first, is_float, second, small_batch
-from clipwise.norms.units import SPREADABLE, Unit, signature, spread_shape, swapped, tensor_shapes
+from clipwise.norms.small_batch import Args, Kwargs, dimensions_of_rows, first, is_float, second, small_batch
+from clipwise.norms.units import SPREADABLE, Forward, Unit, signature, spread_shape, swapped, tensor_shapes
 from clipwise.randomness import held, seed_all
 from clipwise.types import Padding, Unsupported
 
@@ -47,14 +47,14 @@ class Probe:
     def __init__(self, rows: int) -> None:
         self.rows = rows
         self.shapes: defaultdict[str, list[tuple[list[torch.Size], list[torch.Size]]]] = defaultdict(list)
-        self.signatures: defaultdict[str, list] = defaultdict(list)
+        self.signatures: defaultdict[str, list[Any]] = defaultdict(list)
         self.gradients: list[
             tuple[str, int, int | None, Tensor]
         ] = []  # unit, which output, its batch dimension if told, b
         self.tapped: set[int] = set()  # parameters, by id
         self.dummy = torch.zeros((), requires_grad=True)
 
-    def run(self, unit: Unit, original: Callable, args: tuple, kwargs: dict) -> Any:
+    def run(self, unit: Unit, original: Forward, args: Args, kwargs: Kwargs) -> Any:
         given = tensor_shapes((args, kwargs))
         if unit.layer is not None:
             out = unit.layer.forward(unit.module, self._tap(unit), *args, **kwargs)
@@ -76,10 +76,13 @@ class Probe:
         return out
 
     def _watch(self, out: Tensor, unit: Unit, dim: int | None = None, output: int = 0) -> Tensor:
-        return _Watch.apply(out, self.dummy, self, (unit.name, output, dim), None)
+        watched: Tensor = _Watch.apply(out, self.dummy, self, (unit.name, output, dim), None)  # type: ignore[no-untyped-call]
+        return watched
 
     def _spread(self, value: Tensor, unit: Unit) -> Tensor:
-        return _Watch.apply(value, self.dummy, self, (unit.name, 0, 0), spread_shape(value, self.rows))
+        shape = spread_shape(value, self.rows)
+        spread: Tensor = _Watch.apply(value, self.dummy, self, (unit.name, 0, 0), shape)  # type: ignore[no-untyped-call]
+        return spread
 
     def _tap(self, unit: Unit) -> Callable[..., Tensor]:
         def tap(
@@ -117,7 +120,7 @@ class _Watch(torch.autograd.Function):
         return out.clone() if shape is None else out.expand(shape)
 
     @staticmethod
-    def backward(ctx: Any, b: Tensor) -> tuple:
+    def backward(ctx: Any, b: Tensor) -> tuple[Any, ...]:
         ctx.look.gradients.append((*ctx.origin, b))
         return b if ctx.needs_input_grad[0] else None, None, None, None, None
 
@@ -141,12 +144,12 @@ class Found(NamedTuple):
 class _Call(NamedTuple):
     """How the model was called, and which dimension of each argument is the batch."""
 
-    args: tuple
-    kwargs: dict
+    args: Args
+    kwargs: Kwargs
     cuts: list[int | None]
     padding: Padding | None
 
-    def rows(self, *rows: Any) -> tuple[tuple, dict]:
+    def rows(self, *rows: Any) -> tuple[Args, Kwargs]:
         return small_batch(self.args, self.kwargs, self.cuts, rows)
 
 
@@ -156,8 +159,8 @@ def probe(
     without_spreading: list[Unit],
     parameters: list[nn.Parameter],
     rows: int,
-    args: tuple,
-    kwargs: dict,
+    args: Args,
+    kwargs: Kwargs,
     attempt: Callable[..., Any],
     notify: Callable[[str], None],
     padding: Padding | None = None,
@@ -271,7 +274,7 @@ def _refuse_difference(out: Any, plain: Any) -> None:
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4 * float(b.detach().abs().max()), equal_nan=True)
 
 
-def _settled(unit: Unit, two: list, three: list, signatures: list) -> Unit:
+def _settled(unit: Unit, two: list[Any], three: list[Any], signatures: list[Any]) -> Unit:
     """The unit with its batch dimensions filled in."""
     if len(two) != len(three):
         raise _Promote(unit, "it is called more often for larger batches")
@@ -358,7 +361,7 @@ def _promoted(model: nn.Module, units: list[Unit], problem: _Promote) -> list[Un
     return [*kept, Unit(name, model.get_submodule(name), None)]
 
 
-def _with_an_argument_left_whole(settle: Callable[[list[int | None]], Any], cuts: list, problem: Exception) -> Any:
+def _with_an_argument_left_whole(settle: Callable[[list[int | None]], Any], cuts: list[Any], problem: Exception) -> Any:
     """Perhaps one argument is no batch but as long as one: a mask, say, of the length of the texts."""
     cut = [i for i, dim in enumerate(cuts) if dim is not None]
     for i in cut if len(cut) > 1 else []:

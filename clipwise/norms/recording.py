@@ -14,7 +14,6 @@ from clipwise.norms.kernel import Call, Part
 from clipwise.norms.loss import LossProof, Trial, Witness
 from clipwise.norms.units import spread_shape
 
-
 Receive = Callable[[Tensor, tuple[Tensor, ...] | None], None]  # the output gradient; what was kept, None if by the tap
 
 
@@ -29,7 +28,7 @@ class TapNode(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, b: Tensor) -> tuple:
+    def backward(ctx: Any, b: Tensor) -> tuple[Any, ...]:
         ctx.receive(b, ctx.saved_tensors)
         return b if ctx.needs_input_grad[0] else None, None, None, None
 
@@ -51,7 +50,7 @@ class SpreadNode(torch.autograd.Function):
         return value.expand(shape)
 
     @staticmethod
-    def backward(ctx: Any, b: Tensor) -> tuple:
+    def backward(ctx: Any, b: Tensor) -> tuple[Any, ...]:
         ctx.receive(b, tuple(s.expand(spread_shape(s, ctx.rows)) for s in ctx.saved_tensors))
         return None, None, None, None, None
 
@@ -81,7 +80,7 @@ class Tap:
         return saved
 
 
-def hook(out: Tensor, receive: Receive) -> None:
+def hook_on(out: Tensor, receive: Receive) -> None:
     """A tap on a value that is in the graph already: `receive` hears of its whole gradient before its node runs. A tenth of what
     a node of Python's own costs."""
     node, nr = out.grad_fn, out.output_nr
@@ -109,7 +108,7 @@ class Pass:
         self.proof = proof  # that judges the losses of this batch
         self.passes = 0  # judged backward passes that run now: without one the taps take nothing
         self.scale: float | None = None  # that undoes the reduction of the rows
-        self.trial: Trial | None = None  # while gradients are only looked at
+        self.trial: Trial | None = None  # while gradients are only compared
         self.looked_at: set[int] | None = None  # taps that a trial has met, by id, in a pass that had one
         self.inputs_need_gradients = False  # of the model, in this batch
         self.witness: Witness | None = None  # of what the loop does with the batch

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-_LARGE = 1e4  # larger numbers could overflow, and say more of a record than of the model
+Args = tuple[Any, ...]  # of a call of a model or module
+Kwargs = dict[str, Any]
+_LARGE = 1e4  # larger numbers could overflow, and say more of a record than of the model; chosen, not measured
 
 
-def dimensions_of_rows(args: tuple, kwargs: dict, rows: int) -> list[list[int]]:
+def dimensions_of_rows(args: Args, kwargs: Kwargs, rows: int) -> list[list[int]]:
     """For each argument, which of its first two dimensions are as long as the batch."""
     leaves = tree_flatten((args, kwargs))[0]
     return [[d for d in range(min(2, x.dim())) if x.shape[d] == rows] if isinstance(x, Tensor) else [] for x in leaves]
@@ -52,7 +54,7 @@ def short(a: Tensor, b: Tensor) -> Tensor:  # noqa: ARG001
     return torch.cat([a[:, : a.shape[1] - rest], torch.zeros_like(a[:, :rest])], 1)
 
 
-def small_batch(args: tuple, kwargs: dict, cuts: list[int | None], rows: Sequence[Row]) -> tuple[tuple, dict]:
+def small_batch(args: Args, kwargs: Kwargs, cuts: list[int | None], rows: Sequence[Row]) -> tuple[Args, Kwargs]:
     """The call's arguments with these rows instead of its own, each in its dimension (None: left whole). Values are made
     finite; the first two rows differ where they can."""
     leaves, spec = tree_flatten((args, kwargs))
@@ -65,7 +67,8 @@ def small_batch(args: tuple, kwargs: dict, cuts: list[int | None], rows: Sequenc
         b = _tame(x[1:2]) if len(x) > 1 else a.flip(-1) if a.dim() > 1 else a
         return torch.cat([row(a, b) for row in rows]).movedim(0, dim)
 
-    return tree_unflatten([resize(x, dim) for x, dim in zip(leaves, cuts, strict=True)], spec)
+    args, kwargs = tree_unflatten([resize(x, dim) for x, dim in zip(leaves, cuts, strict=True)], spec)
+    return args, kwargs
 
 
 def _tame(x: Tensor) -> Tensor:

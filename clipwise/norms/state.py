@@ -25,10 +25,12 @@ from torch import Tensor, nn
 
 from clipwise.types import Unsupported
 
-# An attribute may lead anywhere (a trainer, its data). What is not reached is not put back: see above.
+# Objects. An attribute may lead anywhere (a trainer, its data). What is not reached is not put back: see above. Chosen, not
+# measured.
 _MOST_LEAVES = 20_000
-_DEEPEST = 4  # containers and objects below a module
-# Copies are made of so many bytes at most, so that a large frozen model is not held twice; beyond, a checksum shows a change.
+_DEEPEST = 4  # containers and objects below a module: chosen, not measured
+# Bytes that are copied at most, so that a large frozen model is not held twice; beyond, a checksum shows a change. Chosen, not
+# measured.
 _MOST_COPIED = 2**30
 _TORCHS_OWN = frozenset(nn.Module().__dict__) | {"forward"}  # of a module's attributes
 _PLAIN = (int, float, complex, str, bytes, type(None), np.number, np.bool_)
@@ -171,7 +173,7 @@ def _walk(model: nn.Module, containers: list[tuple[Any, Any]] | None = None) -> 
     leaves = 0
     while stack and leaves < _MOST_LEAVES:
         path, value, kept, depth = stack.pop()
-        plain, leaf = _is_leaf(type(value))
+        plain, leaf = _is_leaf(type(value))  # type: ignore[arg-type]
         if leaf:
             if plain or id(value) not in seen:
                 seen.add(id(value))
@@ -191,7 +193,9 @@ def _walk(model: nn.Module, containers: list[tuple[Any, Any]] | None = None) -> 
             stack.append((named, child, kept or child_kept, deeper))
 
 
-@lru_cache(maxsize=1024)  # isinstance is slow for classes with an __instancecheck__ of their own, and a walk asks thousands of times
+@lru_cache(
+    maxsize=1024
+)  # isinstance is slow for classes with an __instancecheck__ of their own, and a walk asks thousands of times
 def _is_leaf(kind: type) -> tuple[bool, bool]:
     """Whether values of this kind are plain, and whether they are values at all and no containers."""
     plain = issubclass(kind, _PLAIN)

@@ -86,7 +86,7 @@ class Tape:
         """By name, the weights of all rows as they are to be used, and the sums of what was unformed."""
         blocks, squares = Blocks([part for _, part in unformed]), self._squares()
         usable: defaultdict[str, list[Tensor]] = defaultdict(list)
-        added: defaultdict[str, list[list[Tensor]]] = defaultdict(blocks.room_for_sums)
+        added: defaultdict[str, list[list[Tensor]]] = defaultdict(blocks.space_for_sums)
         for rows in blocks:
             norms = squares[rows].add_(blocks.form(rows)).sqrt() * self._scale
             bad = ~norms.isfinite()

@@ -26,7 +26,10 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from clipwise.norms.layers import Layer, find_layer
+from clipwise.norms.small_batch import Args, Kwargs
 from clipwise.types import Unsupported
+
+Forward = Callable[..., Any]  # of a module, as it was before it was recorded
 
 
 @dataclass
@@ -117,9 +120,9 @@ def run_generic(
     unit: Unit,
     expand: Callable[[nn.Parameter], Tensor | None],
     rows: int,
-    original: Callable,
-    args: tuple,
-    kwargs: dict,
+    original: Forward,
+    args: Args,
+    kwargs: Kwargs,
 ) -> Any:
     """The unit's forward pass, row by row, with parameters from `expand` (rows, *shape), so that each row has its
     own."""
@@ -191,7 +194,7 @@ def run_generic(
 class _Original(nn.Module):
     """Calls a module's own forward where its instance attribute `forward` has been replaced."""
 
-    def __init__(self, module: nn.Module, original: Callable):
+    def __init__(self, module: nn.Module, original: Forward):
         super().__init__()
         self.module = module
         self._original = original
@@ -200,7 +203,7 @@ class _Original(nn.Module):
         return self._original(*args, **kwargs)
 
 
-def signature(args: tuple, kwargs: dict) -> Any:
+def signature(args: Args, kwargs: Kwargs) -> Any:
     """Which arguments a call has, and which of them are tensors."""
     leaves, spec = tree_flatten((args, dict(sorted(kwargs.items()))))
     return spec, [isinstance(leaf, Tensor) for leaf in leaves]

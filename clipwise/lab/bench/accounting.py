@@ -19,7 +19,7 @@ from clipwise import __version__
 from clipwise.accounting import StepEvent, epsilon, pld, rdp
 from clipwise.lab.bench.machine import machine, version
 
-RATE, DELTA = 64 / 60000, 1e-5
+RATE, DELTA = 64 / 60000, 1e-5  # of a batch of 64 from MNIST
 FIRST = 1.4929  # noise multiplier: that of a published run on MNIST, epsilon 1 by RDP (docs/claims.md)
 OURS, GOOGLE, PRV = "clipwise", "dp-accounting", "prv-accountant"
 _REPEATS = 3  # of ours, which is quick; the median counts

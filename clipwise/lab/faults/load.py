@@ -1,8 +1,8 @@
 """Load: a run of a million steps, a ledger of a million steps, a model of thousands of layers; figures beside targets.
 
 The long run is `fit` itself, on the smallest model there is, with a ledger on the disk, in a process of its own. Growth of
-time compares medians of many short blocks, each in processor time and over that of a fixed piece of work right after it, so
-that other processes decide less; the calls of functions in a step, early and late, are counted as well, which no other
+time compares medians of many short blocks, each in processor time and over that of a fixed piece of work done in turns with
+its steps, so that other processes decide less; the calls of functions in a step, early and late, are counted as well, which no other
 process can touch. Growth of memory compares the resident set after the first tenth, when everything has been allocated
 once, with that at the end.
 """
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +28,7 @@ Show = Callable[[str, float], None]
 
 RECORDS, BATCH = 2000, 2  # 1,000 steps an epoch: the history grows by a line for a thousand steps
 _BLOCK = 1000  # steps timed together
+_TURNS = 10  # of steps and fixed work in a block: a busy moment of a tenth of a second then meets both
 _LAYERS = 5000  # linear layers of one model: ten times the deepest that is trained in practice
 _LEDGER_STEPS = 1_000_000  # a run of days
 _LEDGER_SECONDS = 3.0  # to read, verify and account for the ledger: the target
@@ -131,31 +132,9 @@ def long_run(steps: int) -> list[Figure]:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     x = torch.randn(RECORDS, 2)
-    blocks: list[Block] = []
-    began, calls = 0.0, [0, 0]  # of the steps that are watched, early and late
-
-    def on_step(values: dict[str, Any], planned: int) -> None:
-        nonlocal began
-        step = values["step"]
-        if step in (block, planned - block):
-            place = int(step > block)
-
-            def count(*_: object) -> None:
-                calls[place] += 1
-
-            sys.setprofile(count)
-            return
-        if step in (2 * block, planned):  # a block that was watched has no time
-            sys.setprofile(None)
-            began = time.process_time()
-        elif step % block == 0:
-            blocks.append(Block(time.process_time() - began, _fixed_work(), _resident()))
-            began = time.process_time()
-
-    block = max(1, min(_BLOCK, steps // 100))
     epochs = -(-steps // (RECORDS // BATCH))
-    planned_steps = epochs * (RECORDS // BATCH)
-    began = time.process_time()
+    planned = epochs * (RECORDS // BATCH)
+    clock = _Clock(max(1, min(_BLOCK, steps // 100) // _TURNS))
     with tempfile.TemporaryDirectory() as folder:
         clipwise.fit(
             nn.Linear(2, 2),
@@ -167,19 +146,55 @@ def long_run(steps: int) -> list[Figure]:
             expected_batch_size=BATCH,
             ledger=Path(folder) / "ledger.jsonl",
             checkpoints=Path(folder) / "kept",
-            on_step=on_step,
+            on_step=clock,
         )
     more = Figure(
-        f"run of {planned_steps:,} steps: calls in the last block more than in the second",
-        100 * (calls[1] / calls[0] - 1),
+        f"run of {planned:,} steps: calls in the last block more than in the second",
+        100 * (clock.calls[1] / clock.calls[0] - 1),
         "%",
         100 * _SLOWER,
     )
-    return [*growth(blocks, block, planned_steps), more]
+    return [*growth(clock.blocks, clock.block, planned), more]
+
+
+class _Clock:
+    """Times the blocks of a run, but for the second and the last, in which it counts the calls of functions."""
+
+    def __init__(self, turn: int):
+        self.turn, self.block = turn, turn * _TURNS
+        self.blocks: list[Block] = []
+        self.calls = [0, 0]  # of the blocks that are watched
+        self._steps = self._work = 0.0  # processor time in this block so far
+        self._began = time.process_time()
+
+    def __call__(self, values: Mapping[str, Any], planned: int) -> None:
+        step = values["step"]
+        if step in (self.block, planned - self.block):
+            self._watch(int(step > self.block))
+        elif step in (2 * self.block, planned):
+            sys.setprofile(None)
+            self._begin()  # a block that was watched has no time
+        elif step % self.turn == 0 and sys.getprofile() is None:
+            self._steps += time.process_time() - self._began
+            self._work += _fixed_work()
+            if step % self.block == 0:
+                self.blocks.append(Block(self._steps, self._work, _resident()))
+                self._begin()
+            self._began = time.process_time()
+
+    def _begin(self) -> None:
+        self._steps = self._work = 0.0
+        self._began = time.process_time()
+
+    def _watch(self, place: int) -> None:
+        def count(*_: object) -> None:
+            self.calls[place] += 1
+
+        sys.setprofile(count)
 
 
 class Block(NamedTuple):
-    """Processor time of a block of steps, of a fixed piece of work right after it, and the memory in use then."""
+    """Processor time of a block of steps, of the fixed work done in turns with them, and the memory in use then."""
 
     steps: float
     fixed: float
@@ -213,7 +228,7 @@ def _fixed_work() -> float:
     import torch
 
     start, x = time.process_time(), torch.ones(4, 4)
-    for _ in range(3000):
+    for _ in range(1000):
         x = (x @ x).tanh()
     return time.process_time() - start
 

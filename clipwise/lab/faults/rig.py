@@ -27,7 +27,7 @@ from clipwise.lab.faults.strikes import DRAWS, Strike
 RECORDS, FEATURES, BATCH, EPOCHS = 400, 6, 40, 6  # 10 steps an epoch, 60 in all: a run takes about half a second
 STEPS = EPOCHS * RECORDS // BATCH
 KEPT_EVERY = 7  # steps: no divisor of an epoch, so that checkpoints fall inside and on its end
-TARGET, DELTA = 3.0, 1e-4
+TARGET, DELTA = 3.0, 1e-4  # of the runs that are struck: any would do
 _RUN = ("train", "--data", "data.npz", "--model", "linear", "--epochs", EPOCHS, "--batch", BATCH, "--delta", DELTA)
 _WAYS = ("--accountant", "rdp", "--method", "quantile", "--average-weights", 0.9, "--checkpoint-every", KEPT_EVERY)
 TRAIN = tuple(map(str, (*_RUN, *_WAYS, "--out", "run", "--json")))

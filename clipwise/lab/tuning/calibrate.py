@@ -16,7 +16,7 @@ from clipwise.types import BadArgument
 
 Shape = Callable[[float], Events]  # from a first noise multiplier to the events of a run
 
-_LEAST_NOISE, MOST_NOISE = 0.01, 1e4
+_LEAST_NOISE, MOST_NOISE = 0.01, 1e4  # noise multipliers: the ends of the search, beyond what any training uses; chosen
 _TOLERANCE = 5e-5  # in log noise
 
 

@@ -87,7 +87,8 @@ def _project_in(
         return tuple(_separate(tap, x, w, bias, rows_dim, i) for i, (x, w) in enumerate(given))
     if query is key and key is value:
         packed = _linear(tap, query, module.in_proj_weight, bias, rows_dim)
-        return packed.unflatten(2, (3, width)).unbind(2)
+        query, key, value = packed.unflatten(2, (3, width)).unbind(2)
+        return query, key, value
     parts = [slice(i * width, (i + 1) * width) for i in range(3)]
     return tuple(
         _linear(tap, x, module.in_proj_weight, bias, rows_dim, part)

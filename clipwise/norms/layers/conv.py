@@ -42,11 +42,14 @@ from clipwise.norms.layers.conv_layout import Geometry, fold, folds, patches, st
 from clipwise.norms.layers.registry import Tap, layer
 from clipwise.types import Unsupported
 
-PATCH_BYTES = 8 * 2**20  # patches formed at a time: more would no longer be in the cache, fewer pays for more calls
-STRIP_BYTES = 16 * 2**20
-LONG_STRIP, MANY_PLACES = 160, 32  # numbers: from here on products of strips are large enough
-GRAM_BYTES = 16 * 2**20  # Gram matrices
-MANY_PLACES_AS_ONE_IMAGE, MANY_CHANNELS = 256, 16  # from here on torch's kernels for groups are worth a trial
+# Bytes formed at a time, of patches, strips and Gram matrices: more would no longer be in the cache, fewer pays for more
+# calls. Tried on the convolutions of `clipwise bench`; the figures of those runs were not kept.
+PATCH_BYTES, STRIP_BYTES, GRAM_BYTES = 8 * 2**20, 16 * 2**20, 16 * 2**20
+LONG_STRIP, MANY_PLACES = 160, 32  # numbers: from here on products of strips are large enough; tried in the same way
+MANY_PLACES_AS_ONE_IMAGE, MANY_CHANNELS = (
+    256,
+    16,
+)  # from here on torch's kernels for groups are worth a trial; tried alike
 
 
 def _spans(rows: int, bytes_per_row: int, most: int) -> Iterator[slice]:
@@ -62,7 +65,8 @@ def _ordinary_gradient(x: Tensor, b: Tensor, geo: Geometry, groups: int) -> Tens
     like = x.new_zeros(()).expand(b.shape[1], x.shape[1] // groups, *geo.kernel)  # only its shape is read
     lists = [list(option) for option in (geo.stride, geo.padding, geo.dilation)]
     rest = (False, [0] * len(geo.kernel), groups, [False, True, False])
-    return torch.ops.aten.convolution_backward(b, x, like, None, *lists, *rest)[1]
+    weight: Tensor = torch.ops.aten.convolution_backward(b, x, like, None, *lists, *rest)[1]
+    return weight
 
 
 def _by_strips(x: Tensor, b: Tensor, geo: Geometry) -> bool:
@@ -88,26 +92,26 @@ def _shapes(x: Tensor, b: Tensor, geo: Geometry) -> list[tuple[int, int]]:
     return [(b.shape[1], prod(geo.kernel) // lines * x.shape[1] // geo.groups)] * lines
 
 
-def _form(room: Sequence[Tensor], x: Tensor, b: Tensor, geo: Geometry) -> None:
-    """The per-example gradients of the weight, into `room`: (rows, *shape) for the `_shapes`."""
+def _form(space: Sequence[Tensor], x: Tensor, b: Tensor, geo: Geometry) -> None:
+    """The per-example gradients of the weight, into `space`: (rows, *shape) for the `_shapes`."""
     rows, places = b.shape[0], b.shape[2:]
     if geo.groups > 1:
-        room[0].copy_(_as_one_image(x, b, geo).flatten(2))
+        space[0].copy_(_as_one_image(x, b, geo).flatten(2))
     elif _by_strips(x, b, geo):
         for part in _spans(rows, strip_bytes(x, geo, places), STRIP_BYTES):
-            for grads, seen in zip(room, strips(x[part], geo, places, rows_inside=False), strict=True):
+            for grads, seen in zip(space, strips(x[part], geo, places, rows_inside=False), strict=True):
                 torch.bmm(b[part].flatten(2), seen, out=grads[part])
     else:
         for part in _spans(rows, _patch_bytes(x, b, geo), PATCH_BYTES):
-            torch.bmm(b[part].flatten(2), patches(x[part], geo, places), out=room[0][part])
+            torch.bmm(b[part].flatten(2), patches(x[part], geo, places), out=space[0][part])
 
 
 def _gradients(x: Tensor, b: Tensor, geo: Geometry) -> list[Tensor]:
     if geo.groups > 1:
         return [_as_one_image(x, b, geo).flatten(2)]
-    room = [b.new_empty(b.shape[0], *shape) for shape in _shapes(x, b, geo)]
-    _form(room, x, b, geo)
-    return room
+    space = [b.new_empty(b.shape[0], *shape) for shape in _shapes(x, b, geo)]
+    _form(space, x, b, geo)
+    return space
 
 
 def _as_weight(parts: Sequence[Tensor], geo: Geometry) -> Tensor:
@@ -200,7 +204,7 @@ def _weighted_by_strips(weights: Tensor, x: Tensor, b: Tensor, geo: Geometry) ->
     return _as_weight(totals, geo).contiguous()
 
 
-def _look(call: Call, saved: tuple[Tensor, ...], b: Tensor) -> tuple[Tensor, Tensor, Geometry]:
+def _arranged(call: Call, saved: tuple[Tensor, ...], b: Tensor) -> tuple[Tensor, Tensor, Geometry]:
     """Input, output gradient, geometry; folded where that helps."""
     if not isinstance(call.config, Geometry):
         raise TypeError("a convolution's call carries its Geometry")
@@ -219,7 +223,7 @@ class ConvKernel(Kernel):
     spares = frozenset({"in blocks"})
 
     def direct(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> dict[str, Tensor]:
-        x, b, geo = _look(call, saved, b)
+        x, b, geo = _arranged(call, saved, b)
         grads = {}
         if "weight" in call.params:
             grads["weight"] = _as_weight(_gradients(x, b, geo), geo)
@@ -229,7 +233,7 @@ class ConvKernel(Kernel):
 
     def direct_part(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> Part:
         """As kernel.Direct, but the gradients stay channels-last; only their sum is put in the parameter's order."""
-        x, b, geo = _look(call, saved, b)
+        x, b, geo = _arranged(call, saved, b)
         bias = [_bias(b)] if "bias" in call.params else []
         weight = _gradients(x, b, geo) if "weight" in call.params else []
 
@@ -244,12 +248,12 @@ class ConvKernel(Kernel):
 
     def as_one_image(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> Part:
         """As direct_part, for layers without groups."""
-        x, b, geo = _look(call, saved, b)
+        x, b, geo = _arranged(call, saved, b)
         bias = {"bias": _bias(b)} if "bias" in call.params else {}
         return Direct({"weight": _whole(_as_one_image(x, b, geo), geo)} | bias)
 
     def in_blocks(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> Part:
-        x, b, geo = _look(call, saved, b)
+        x, b, geo = _arranged(call, saved, b)
         return Unformed(
             (x, b),
             _shapes(x, b, geo),
@@ -264,8 +268,14 @@ class ConvKernel(Kernel):
     def ghost_by_torch(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> Part:
         return self._by_gram_matrices(call, saved, b, _weighted_by_torch)
 
-    def _by_gram_matrices(self, call: Call, saved: tuple[Tensor, ...], b: Tensor, weighted: Callable) -> Part:
-        x, b, geo = _look(call, saved, b)
+    def _by_gram_matrices(
+        self,
+        call: Call,
+        saved: tuple[Tensor, ...],
+        b: Tensor,
+        weighted: Callable[[Tensor, Tensor, Tensor, Geometry], Tensor],
+    ) -> Part:
+        x, b, geo = _arranged(call, saved, b)
         spans = _spans(b.shape[0], _gram_bytes(x, b), GRAM_BYTES)
         squares = torch.cat([_gram_squared_norms(x[part], b[part], geo) for part in spans])
         bias = [_bias(b)] if "bias" in call.params else []

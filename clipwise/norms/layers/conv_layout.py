@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-SHORT_RUN = 16  # numbers; copies of shorter runs take longer than the memory they move
+SHORT_RUN = 16  # numbers; copies of shorter runs take longer than the memory they move: tried, the figures not kept
 
 
 class Geometry(NamedTuple):
@@ -55,7 +55,8 @@ def unfold_kernel(grads: Tensor) -> Tensor:
     """(..., 4, *taps) of a folded convolution -> (..., 1, *taps) of the one that it stands for."""
     *_, lines, across = grads.shape
     apart = grads.unflatten(-3, (2, 2)).movedim((-4, -3), (-3, -1))  # line, its half, place in the line, its half
-    return apart.reshape(*grads.shape[:-3], 1, 2 * lines, 2 * across)
+    whole: Tensor = apart.reshape(*grads.shape[:-3], 1, 2 * lines, 2 * across)
+    return whole
 
 
 def _image(x: Tensor, geo: Geometry, multiple: int = 1) -> Tensor:

@@ -7,6 +7,8 @@ T x T Gram matrices (Li et al. 2021, "ghost" norms).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -57,7 +59,10 @@ class LinearKernel(Kernel):
             squares *= factor.add_(1) if "bias" in call.params else factor
             return Ghost(squares, (a, b), lambda w, a, b: _finish(call, w, a, b, b[:, 0]))
         bias = b.sum(1)  # as measured, so summed: terms that cancel are gone from both
-        roles = {"weight": lambda: gram_squared_norms(a, b), "bias": lambda: sum_of_squares(bias)}
+        roles: dict[str, Callable[[], Tensor]] = {
+            "weight": lambda: gram_squared_norms(a, b),
+            "bias": lambda: sum_of_squares(bias),
+        }
         squares = torch.stack([of() for role, of in roles.items() if role in call.params]).sum(0)
         return Ghost(squares, (a, b, bias), lambda w, a, b, bias: _finish(call, w, a, b, bias))
 
@@ -66,7 +71,7 @@ class LinearKernel(Kernel):
         return Unformed(
             (a, b),
             [(b.shape[-1], a.shape[-1])],
-            lambda room, a, b: torch.bmm(b.mT, a, out=room[0]),
+            lambda space, a, b: torch.bmm(b.mT, a, out=space[0]),
             lambda totals: {"weight": totals[0]},
             Direct({"bias": b.sum(1)}) if "bias" in call.params else None,
         )

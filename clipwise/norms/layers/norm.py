@@ -99,7 +99,8 @@ def _folded(
 
     # A view that autograd does not know as one: an in-place activation may follow without its bookkeeping for views.
     folded = normalise(x.reshape(1, rows * channels, *x.shape[2:]), own("weight"), own("bias"))
-    return torch.ops.aten._unsafe_view(folded, x.shape)
+    unfolded: Tensor = torch.ops.aten._unsafe_view(folded, x.shape)
+    return unfolded
 
 
 @layer(nn.GroupNorm)

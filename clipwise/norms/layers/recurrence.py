@@ -1,6 +1,6 @@
 """The recurrences of nn.LSTM, nn.GRU and nn.RNN, written so that the gradients of the gates can be had.
 
-Each cell has two parts, for a whole layer and all its directions at once. `run` goes forward from the input's share of
+Each cell has two parts, for a whole layer and all its directions at once. `run` goes forward from the input's part of
 the gates before activation,
 
     pre = x W_ih^T          (directions, T, rows, gates * H),
@@ -259,7 +259,7 @@ class RNN(torch.autograd.Function):
 
 
 def _states(pre: Tensor, first: Tensor) -> Tensor:
-    """Room for the states at all times, with the first filled in."""
+    """Space for the states at all times, with the first filled in."""
     states = pre.new_empty(pre.shape[1] + 1, *first.shape)
     states[0] = first
     return states
@@ -277,7 +277,7 @@ def _parted(d_out: Tensor | None, h: Tensor, lengths: Lengths | None) -> tuple[T
     """The gradient of `_joined(h)` as that of h, one tensor a step."""
     if d_out is None:
         return h.new_zeros(()).expand(h.shape).unbind()
-    parts = d_out.split(h.shape[-1], 2)
+    parts: tuple[Tensor, ...] = d_out.split(h.shape[-1], 2)
     if len(parts) == 1:
         return parts[0].unsqueeze(1).unbind()
     return torch.stack([parts[0], turned(parts[1], lengths)], 1).unbind()

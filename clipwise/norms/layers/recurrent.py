@@ -205,4 +205,5 @@ def _run_level(
         cell, found = RNN, RNN.run(pre.detach(), weight, b_ih + b_hh, module.nonlinearity == "relu", *states)
     saved = (found[0][:-1], *found[1:2]) if cell is GRU else (found[0][:-1],)
     pre = tap(pre, RECURRENT, params, (own, *(s.transpose(0, 1) for s in saved)), rows_dim=2)
-    return cell.apply(pre, *states, weight, lengths, *found)
+    outputs: tuple[Tensor, ...] = cell.apply(pre, *states, weight, lengths, *found)  # type: ignore[no-untyped-call]
+    return outputs

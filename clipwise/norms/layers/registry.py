@@ -13,11 +13,13 @@ several times (attention).
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor, nn
 
 from clipwise.norms.kernel import Kernel
+
+Rule = TypeVar("Rule", bound=Callable[..., Any])
 
 
 class Tap(Protocol):
@@ -41,8 +43,8 @@ class Layer(NamedTuple):
 LAYERS: dict[type[nn.Module], Layer] = {}
 
 
-def layer(*kinds: type[nn.Module], supports: Callable[[Any], bool] = lambda _: True) -> Callable[[Callable], Callable]:
-    def register(forward: Callable) -> Callable:
+def layer(*kinds: type[nn.Module], supports: Callable[[Any], bool] = lambda _: True) -> Callable[[Rule], Rule]:
+    def register(forward: Rule) -> Rule:
         for kind in kinds:
             LAYERS[kind] = Layer(forward, supports)
         return forward

@@ -10,7 +10,7 @@
 
 Guarantee: no gradient reaches a tap but from a pass whose loss is, as a function of the model's outputs, a sum (or mean)
 over the rows of one term a row, scaled as was declared; or whose user said so by name. What the graph cannot show
-(targets, masks and weights without gradient that have one row a record) is taken for data of that row, after a look at
+(targets, masks and weights without gradient that have one row a record) is taken for data of that row, after a check of
 how the loop made it of its first batch.
 """
 

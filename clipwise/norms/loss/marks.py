@@ -28,7 +28,8 @@ def mark(value: Tensor, batch: Any, dim: int | None) -> None:
 
 
 def marks_of(node: Any) -> dict[int, Mark]:
-    return node.metadata.get(_KEY, _NONE)
+    marks: dict[int, Mark] = node.metadata.get(_KEY, _NONE)
+    return marks
 
 
 def mark_hook(value: Tensor) -> None:

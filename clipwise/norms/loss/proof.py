@@ -22,7 +22,7 @@ from clipwise.norms.loss.rules import ClassWeights, Hooked, Leaf, NotRowWise, Ro
 from clipwise.types import ClipwiseError, LoopMisuse, Unsupported
 
 ROW_WISE = "row-wise"  # what a user may declare of a loss
-_CLOSE = 1e-9  # numbers of Python's, multiplied and divided a few times
+_CLOSE = 1e-9  # relative: numbers of Python's, multiplied and divided a few times; chosen far above their rounding
 _FOLLOWED = "what the loop computed from the records of its first batch, followed and found to keep rows apart"
 _NOT_FOLLOWED = "targets, masks, weights and inputs of each row, taken for data of that record alone"
 _HALF = (torch.float16, torch.bfloat16)
@@ -86,15 +86,15 @@ class LossProof:
         batch.looked_at = None
         with self._distrusting(batch):
             if batch.rows == 1:  # the loss is this record's own, whatever it is
-                self._settle(batch, 1.0)
+                self._set_scale(batch, 1.0)
                 return
             values = self._proved(batch, reached)
-            self._settle(batch, float(batch.rows) if self.reduction == "mean" else 1.0)
+            self._set_scale(batch, float(batch.rows) if self.reduction == "mean" else 1.0)
             self._verify(batch, (self.reduction, *reached.signature), values)
             self._hear_witness(batch, roots)
 
     def backward(self, batch: Any, losses: Tensor) -> None:
-        """From one loss a row: the sum of them, after a look at whether they are."""
+        """From one loss a row: the sum of them, after a check that they are."""
         batch.looked_at = None
         with self._distrusting(batch):
             self._refuse_shape(batch, losses)
@@ -104,7 +104,7 @@ class LossProof:
                 raise LoopMisuse(
                     "private.backward(losses): no output of the model for this batch has a part in these losses; nothing was changed"
                 )
-            self._settle(batch, 1.0)
+            self._set_scale(batch, 1.0)
             if batch.rows > 1:
                 self._refuse_shared(batch, reached)
                 edge = reached.roots[0][0]
@@ -205,7 +205,7 @@ class LossProof:
         self._forms[f"proved row-wise from the graph of each backward pass: a {self.reduction} over the rows"] = None
         return found.row_values
 
-    def _settle(self, batch: Any, scale: float) -> None:
+    def _set_scale(self, batch: Any, scale: float) -> None:
         if batch.scale is not None and batch.scale != scale:
             raise LoopMisuse(
                 "two backward passes through one batch reduce its rows in different ways; nothing was changed. Add the row losses, and "

@@ -18,7 +18,7 @@ from torch import Tensor
 from clipwise.norms.loss.marks import mark_hook
 
 Judge = Callable[
-    [Sequence[Any], Sequence[Any], bool], AbstractContextManager
+    [Sequence[Any], Sequence[Any], bool], AbstractContextManager[Any]
 ]  # roots, their gradients, of autograd.grad
 
 _lock = threading.RLock()  # `unwatch` may come from the garbage collector, anywhere
@@ -32,7 +32,7 @@ _original_hook = Tensor.register_hook
 def _register_hook(self: Tensor, hook: Callable[..., Any]) -> Any:
     """What a hook does to a gradient is not known; the walk refuses a loss that has one on its way."""
     mark_hook(self)
-    return _original_hook(self, hook)
+    return _original_hook(self, hook)  # type: ignore[no-untyped-call]
 
 
 def watch(judge: Judge) -> None:

@@ -20,9 +20,10 @@ from torch.autograd.graph import GradientEdge
 from clipwise.norms.loss.graph import Row
 from clipwise.norms.loss.roots import run_unseen
 
-# Squared lengths of the same row's gradient in two runs of the same code; only how a kernel splits its work may differ.
+# Relative, of squared lengths of the same row's gradient in two runs of the same code: only how a kernel splits its work may
+# differ. Chosen as some eps of the dtype's own additions, not measured.
 TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 1e-1}
-TOLERANCE_OTHERWISE = 1e-3
+TOLERANCE_OTHERWISE = 1e-3  # of the other dtypes
 
 
 class Trial:
@@ -37,7 +38,7 @@ class Trial:
         self.met: set[int] = set()  # taps, by id, in both runs
         self._lengths: dict[int, Tensor] = {}
 
-    def look(self, tap: int, name: str, b: Tensor) -> None:
+    def arrive(self, tap: int, name: str, b: Tensor) -> None:
         """A gradient with its rows in the first dimension arrives at a tap."""
         live = self.live.to(b.device)
         if self.all_rows:

@@ -105,7 +105,8 @@ class Op:
 
     @property
     def name(self) -> str:
-        return self.node.name().rpartition("::")[2].removesuffix("0").removesuffix("1").removesuffix("Backward").lower()
+        name: str = self.node.name()
+        return name.rpartition("::")[2].removesuffix("0").removesuffix("1").removesuffix("Backward").lower()
 
     @property
     def shape(self) -> tuple[int, ...]:

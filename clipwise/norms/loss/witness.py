@@ -28,18 +28,21 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from clipwise.randomness import held, seed_all
 
-MOST_STEPS = 5000  # operations of a loop between loader and backward; one that has more is not followed
+# Operations of a loop between loader and backward; one that has more is not followed. Chosen, not measured.
+MOST_STEPS = 5000
 # Rows that the others are replaced by, time after time: many, which leaves the batch much as it was, and one, which moves its
 # mean, its quantiles and its counts. A mask of the 4 hardest of 17 rows stays the same in about every fifth time.
 DONORS = (1 << 30, 1, 1, 1, 1)
-_TOLERANCE = 1e-4  # relative to the largest gradient: the same kernels on the same rows
+# Relative to the largest gradient: the same kernels on the same rows. Chosen far above float32's rounding, not measured.
+_TOLERANCE = 1e-4
 
 _READS = ("item", "tolist", "__float__", "__int__", "__index__")
 _LEAVES = ("numpy", "__array__", "tolist", "__dlpack__", "grad")  # where torch's functions see no more
 _NOT_AGAIN = ("backward", "register_hook", "retain_grad", "requires_grad_", "__repr__", "__format__", *_LEAVES)
 # Functions that make values of a whole number; in others it may be a length or a place.
 _ARITHMETIC = ("mul", "div", "add", "sub", "pow", "full", "tensor", "clamp", "where", "fill", "maximum", "minimum")
-_SMALL_COUNT = 16  # whole numbers up to it are in many losses (squares, class numbers), read from the batch or not
+# Whole numbers up to it are in many losses (squares, class numbers), read from the batch or not. Chosen, not measured.
+_SMALL_COUNT = 16
 
 
 class _Slot(int):
@@ -60,7 +63,7 @@ class Witness(TorchFunctionMode):
         self._count = 0  # of slots
         # Nothing of the loop's graph is held: it holds the engine, and a run that is given up must be free to go.
         self._known: dict[int, tuple[weakref.ref[Tensor], _Slot]] = {}  # by the tensor's id
-        self._steps: list[tuple[Callable, Any, Any, list[_Slot], bool]] = []
+        self._steps: list[tuple[Callable[..., Any], Any, Any, list[_Slot], bool]] = []
         self._start: dict[_Slot, Tensor] = {}  # values before the first step
         self._outputs: dict[_Slot, int] = {}  # dimension of its rows
         self._inputs: list[_Slot] = []  # that the model was given
@@ -115,8 +118,10 @@ class Witness(TorchFunctionMode):
         if self._taking_down:
             self._take_place()
 
-    @torch.compiler.disable
-    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         if not self._taking_down:
             return func(*args, **kwargs)
@@ -139,7 +144,15 @@ class Witness(TorchFunctionMode):
         self._take_down(func, name, args, kwargs, out, changes)
         return out
 
-    def _take_down(self, func: Callable, name: str, args: tuple, kwargs: dict, out: Any, changes: bool) -> None:
+    def _take_down(
+        self,
+        func: Callable[..., Any],
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        changes: bool,
+    ) -> None:
         self._left |= name in _LEAVES
         if name in _READS:
             self._numbers += [float(x) for x in tree_flatten(out)[0] if isinstance(x, int | float)]

@@ -1,0 +1,203 @@
+"""The rule: every decision of an automatic run, as pure functions of public facts and released values.
+
+No data comes here and no noise is drawn here, so that all of this is post-processing or known beforehand. What a run will cost
+follows from `measuring` alone, before anything is read.
+
+    J       median of the noised histogram of gradient norms at the first weights
+    race    in rounds: rates around 2 * 0.77 / sqrt(J T), each from the first weights, a few steps at more noise than the
+            training's, scored by a noised count over all records; all of its weights are thrown away
+    rate    a mean of log rate, weighted by scores and a prior, times FACTOR
+    rise    late in the run the rate may rise, never fall, by the sign of <released gradient, weights - average>
+    average avg += 9 / (t + 8) (w - avg); the average is what is released
+
+Constants were chosen on the development tasks of research/nothing_to_tune (its README says which, and what was seen when);
+none has a unit unless it says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+from scipy.optimize import brentq
+
+from clipwise.accounting.gdp import gaussian_delta
+
+Effort = Literal["quick", "normal", "long"]
+Kind = Literal["classes", "values"]  # what the model learns: right answers can be counted, or only losses compared
+
+# -- length of a run
+
+STEPS = 200  # of the training: the other constants were chosen at this length
+SAMPLE_RATES = {"quick": 1 / 20, "normal": 1 / 10, "long": 1 / 5}  # of a batch, by effort: 10, 20 or 40 epochs
+LARGEST_DELTA = 1e-5  # what studies of small data sets state; smaller above 10^5 records
+
+# -- the histogram of norms
+
+BINS, LOWEST = 60, -10  # half octaves from 2**-10 to 2**20, which holds every norm that was seen (2e-4 to 3e4)
+HISTOGRAM_SHARE = 0.01  # of the budget, as a square of Gaussian-DP mu
+STANDS_OUT = 3.0  # standard deviations of its noise: a bin below is taken for empty
+
+# -- the race
+
+GUESS = 0.77  # first rate = GUESS / sqrt(J T): between 2 / (J sqrt T), right for convex models, and 0.3 / sqrt T
+CENTRE = 2.0  # middle of the race over the first guess: a short run wants about twice the rate of a long one
+RATES = 5  # of the race
+SPACING = 2.5  # between neighbouring rates: the race spans a factor of 39
+RACE_LENGTH = 0.08  # of the training's steps, for each rate
+RACE_NOISE = 3.0  # over the training's: Adam's best rate hardly depends on noise, and a step is 9 times cheaper
+SCORE_SHARE = 0.02  # of the budget, as a square of Gaussian-DP mu
+FACTOR = 0.45  # rate of the training over the one that the race likes
+PRIOR = 1.5  # in log rate: how far from its middle the race may lead where the scores say nothing
+SOFTNESS = 0.02  # of a score a record: rates this close are as good as each other
+NOISES = 3.0  # ... or so many standard deviations of the scores' noise
+TELLING = 0.05  # of a score a record: with more noise than this the race says little, and the run says so
+
+# -- the training
+
+BETAS = (0.9, 0.99)  # of Adam
+ADAM_EPS = 1e-12  # far below the noise on any gradient (1e-7 at 10^7 records): Adam's steps do not depend on it
+GAIN, REACH, AFTER = 0.02, 0.9, 1 / 3  # of log rate a step; most of it in all; of the run, from when on
+GAMMA = 0.01  # auto-s: gradients much shorter than this are not blown up
+CLIP_OVER_MEDIAN = 1.0  # threshold over J for values: normalised gradients of a squared loss would fit the median
+PLAIN_RATE = 2e-3  # of Adam without privacy, where no noise sets a scale
+
+
+class Size(NamedTuple):
+    expected_batch_size: int
+    epochs: int | float
+
+
+class Round(NamedTuple):
+    """Of the race: so many rates, so many steps each, at so many times the training's noise; then a score for each."""
+
+    rates: int
+    steps: int
+    noise: float  # over that of the training
+    score_noise: float  # noise std / l2 sensitivity of the scores, which is sqrt(rates)
+
+
+class Measuring(NamedTuple):
+    """What is released before the training: one histogram, then the rounds. Public, and all that its cost depends on."""
+
+    histogram_noise: float  # noise std / 1
+    rounds: tuple[Round, ...]
+
+
+class Result(NamedTuple):
+    """Of a round that was run: released, and so public."""
+
+    rates: tuple[float, ...]
+    scores: tuple[float, ...]  # noised sums over all records, each record's in 0..1
+    noise_std: float  # of each
+
+
+def delta_for(records: int) -> float:
+    """At most 1e-5, and a power of ten below 1 / records."""
+    return min(LARGEST_DELTA, 10.0 ** -(math.floor(math.log10(records)) + 1))
+
+
+def size_for(records: int, effort: Effort, *, epochs: float | None = None, batch: float | None = None) -> Size:
+    """Batch and epochs: STEPS steps at the effort's sample rate, but for what is stated."""
+    rate = SAMPLE_RATES[effort]
+    passes = max(1, round(STEPS * rate)) if epochs is None else epochs
+    if batch is not None:
+        return Size(math.ceil(batch), passes)
+    if epochs is not None:  # as many steps, in so many passes
+        rate = min(1 / 2, epochs / STEPS)
+    return Size(min(records, math.ceil(records * rate - 1e-9)), passes)
+
+
+def gaussian_mu(epsilon: float, delta: float) -> float:
+    """mu of the Gaussian mechanism that is exactly (epsilon, delta): what a budget is worth, in one number."""
+    return float(brentq(lambda mu: gaussian_delta(1 / mu, epsilon) - delta, 1e-6, 1e3))
+
+
+def mu_of_steps(sample_rate: float, noise_multiplier: float, steps: int) -> float:
+    """About what a run with a stated noise is worth (a limit theorem, and no bound: it sets the noise of the measuring,
+    whose cost is accounted for exactly)."""
+    return sample_rate * math.sqrt(steps * math.expm1(min(700.0, noise_multiplier**-2)))
+
+
+def measuring(mu: float, steps: int) -> Measuring:
+    """The releases before a training of so many steps, in a budget that is worth mu."""
+    histogram, score = (1 / (mu * math.sqrt(share)) for share in (HISTOGRAM_SHARE, SCORE_SHARE))
+    return Measuring(histogram, (Round(RATES, max(2, round(RACE_LENGTH * steps)), RACE_NOISE, score),))
+
+
+def too_few(plan: Measuring, records: int) -> str | None:
+    """Why the measuring cannot say much of so few records, or None. Known before anything is spent."""
+    deviation = max(each.score_noise * math.sqrt(each.rates) for each in plan.rounds) / records
+    if deviation <= TELLING:
+        return None
+    return (
+        f"{records} records are few for this epsilon: the scores of the race have noise of {deviation:.0%} of the records, so that the "
+        "learning rate is mostly the rule's first guess. More records, a larger epsilon or a rate of your own (lr=) would help"
+    )
+
+
+def histogram_place(norms: Any) -> Any:
+    """The bin of each (finite) norm of a tensor."""
+    return (2 * (norms.clamp_min(1e-30).log2() - LOWEST)).floor().clamp(0, BINS - 1).long()
+
+
+def median_norm(noised: Sequence[float], noise_std: float) -> float | None:
+    """J, from the noised histogram; None where no bin stands out of the noise."""
+    seen = [count if count >= STANDS_OUT * noise_std else 0.0 for count in noised]
+    total, below = sum(seen), 0.0
+    for place, count in enumerate(seen):
+        below += count
+        if count and below >= total / 2:
+            return float(2 ** ((place + 0.5) / 2 + LOWEST))
+    return None
+
+
+def threshold_for(kind: Kind, median: float | None) -> float | None:
+    """What gradients are clipped at; None normalises them (auto-s)."""
+    return None if kind == "classes" or median is None else CLIP_OVER_MEDIAN * median
+
+
+def score_of_losses(losses: Any) -> Any:
+    """In 0..1 for each row, where no right answers can be counted."""
+    return (-losses).exp()
+
+
+def race_rates(plan: Measuring, median: float | None, steps: int, results: Sequence[Result]) -> tuple[float, ...]:
+    """The rates of the next round, after the results of those before it."""
+    rates = plan.rounds[len(results)].rates
+    middle = CENTRE * GUESS / math.sqrt((median or 1.0) * steps)
+    return tuple(middle * SPACING ** (k - (rates - 1) / 2) for k in range(rates))
+
+
+def chosen_rate(results: Sequence[Result], records: int) -> float:
+    """The training's rate: a mean in log rate, weighted by the scores of the last round and a prior around its middle."""
+    rates, scores, noise_std = results[-1]
+    soft = SOFTNESS + NOISES * noise_std / records
+    logs = [math.log(rate) for rate in rates]
+    middle = sum(logs) / len(logs)
+    support = [
+        score / records / soft - ((log - middle) / PRIOR) ** 2 / 2 for score, log in zip(scores, logs, strict=True)
+    ]
+    most = max(support)
+    weights = [math.exp(each - most) for each in support]
+    return FACTOR * math.exp(sum(w * log for w, log in zip(weights, logs, strict=True)) / sum(weights))
+
+
+def next_rise(rise: float, z: float, taken: int, steps: int) -> float:
+    """Log of this step's rate over the first. `z` is <released gradient, weights - average> over its noise's deviation; `taken`
+    counts this step."""
+    if taken <= AFTER * steps:
+        return rise
+    return min(max(rise - GAIN * min(max(z, -1.0), 1.0), 0.0), REACH)
+
+
+def average_weight(taken: int) -> float:
+    """How far the average moves towards the weights after so many steps."""
+    return min(1.0, 9 / (taken + 8))
+
+
+def sgd_rate(adam_rate: float, noise_std: float, momentum: float) -> float:
+    """SGD's rate that walks as Adam does where noise dominates: Adam divides by the noise's deviation (of p.grad), and a
+    momentum buffer adds up 1 / (1 - momentum) gradients."""
+    return adam_rate * (1 - momentum) / noise_std

@@ -1,0 +1,83 @@
+"""The rule against figures worked by hand, and what its decisions must not do."""
+
+import math
+
+import pytest
+import torch
+
+from clipwise.accounting.gdp import gaussian_epsilon
+from clipwise.automatic import rule
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.0, 8.0])
+def test_mu_is_that_of_the_gaussian_mechanism(epsilon):
+    assert gaussian_epsilon(1 / rule.gaussian_mu(epsilon, 1e-5), 1e-5) == pytest.approx(epsilon, rel=1e-6)
+
+
+def test_delta_is_a_power_of_ten_below_one_over_the_records():
+    assert [rule.delta_for(n) for n in (1, 9, 1437, 60_000, 10**6)] == pytest.approx([1e-5, 1e-5, 1e-5, 1e-5, 1e-7])
+
+
+def test_length_by_effort_and_by_what_is_stated():
+    assert rule.size_for(60_000, "quick") == (3_000, 10)
+    assert rule.size_for(60_000, "normal") == (6_000, 20)
+    assert rule.size_for(60_000, "long") == (12_000, 40)
+    assert rule.size_for(60_000, "normal", epochs=10) == (3_000, 10)  # 200 steps
+    assert rule.size_for(60_000, "quick", batch=64) == (64, 10)
+    assert rule.size_for(60_000, "quick", batch=64, epochs=3) == (64, 3)
+    for records in (1, 7, 143, 1437):
+        batch, epochs = rule.size_for(records, "normal")
+        assert 1 <= batch <= records
+        assert epochs * math.ceil(records / batch) <= rule.STEPS
+
+
+def test_the_median_is_that_of_the_bins_that_stand_out():
+    counts = torch.zeros(rule.BINS)
+    norms = torch.tensor([0.0, 1e-9, 3.0, 3.0, 3.0, 1e30])
+    for place in rule.histogram_place(norms):
+        counts[place] += 100
+    found = rule.median_norm(counts.tolist(), 10.0)
+    assert found == 2**1.75  # the middle of the half octave that holds 3.0
+    assert rule.median_norm(counts.tolist(), 1000.0) is None
+    assert rule.median_norm([0.0] * rule.BINS, 0.0) is None
+
+
+def test_the_rate_follows_the_scores_and_without_them_stays_in_the_middle():
+    rates = (0.01, 0.02, 0.04)
+    flat = rule.chosen_rate([rule.Result(rates, (50.0, 50.0, 50.0), 1.0)], 1000)
+    assert flat == pytest.approx(rule.FACTOR * 0.02)
+    low, high = (rule.chosen_rate([rule.Result(rates, s, 1.0)], 1000) for s in ((900, 10, 10), (10, 10, 900)))
+    assert low == pytest.approx(rule.FACTOR * 0.01, rel=1e-3)
+    assert high == pytest.approx(rule.FACTOR * 0.04, rel=1e-3)
+    drowned = rule.chosen_rate([rule.Result(rates, (10, 10, 900), 1e6)], 1000)
+    assert drowned == pytest.approx(flat, rel=1e-2)
+
+
+def test_the_rate_rises_late_only_and_within_its_reach():
+    assert rule.next_rise(0.0, -5.0, 10, 200) == 0.0  # early
+    assert rule.next_rise(0.0, -5.0, 100, 200) == pytest.approx(rule.GAIN)  # downhill: faster
+    assert rule.next_rise(0.0, 5.0, 100, 200) == 0.0  # never below where it began
+    assert rule.next_rise(rule.REACH, -5.0, 100, 200) == rule.REACH
+
+
+def test_too_few_records_are_said_beforehand():
+    plan = rule.measuring(rule.gaussian_mu(1.0, 1e-5), 200)
+    assert "500 records are few" in rule.too_few(plan, 500)
+    assert rule.too_few(plan, 50_000) is None
+
+
+def test_sgd_walks_as_adam_does_where_noise_dominates():
+    """Random walks of both, on pure noise of deviation 0.01: the same spread, to the sampling error of 400 walkers."""
+    generator = torch.Generator().manual_seed(0)
+    ends = []
+    for make in (
+        lambda p: torch.optim.Adam(p, lr=0.003, betas=rule.BETAS, eps=rule.ADAM_EPS),
+        lambda p: torch.optim.SGD(p, lr=rule.sgd_rate(0.003, 0.01, 0.9), momentum=0.9),
+    ):
+        walkers = torch.nn.Parameter(torch.zeros(400))
+        optimizer = make([walkers])
+        for _ in range(300):
+            walkers.grad = 0.01 * torch.randn(400, generator=generator)
+            optimizer.step()
+        ends.append(float(walkers.detach().std()))
+    assert ends[0] == pytest.approx(ends[1], rel=0.15)
