@@ -184,7 +184,6 @@ class Private:
     # --------------------------------------------------------------------------------------------------------
 
     def _step(self, take_step: Callable[[], Any]) -> Any:
-        self.run.stepper.whereabouts.refuse_elsewhere()
         if self._blocks:
             raise LoopMisuse(
                 "optimizer.step() came inside a block of private.outside(); nothing was changed. Call it after the block"

@@ -14,7 +14,7 @@ NaN in it can be taken out (`drop_rows`) without touching the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import NamedTuple, Protocol, cast
 
 import torch
@@ -64,6 +64,54 @@ class Ghost:
 
     def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
         return self._finish(weights, *self._tensors)
+
+
+class Outer:
+    """Of a linear layer at one place: g_i = b_i a_i^T, and b_i for its bias. Nothing is formed; the norms of all such parts of a
+    step are taken together (`outer_squares`), because each by itself takes longer to ask for than to compute."""
+
+    def __init__(self, roles: Collection[str], a: Tensor, b: Tensor):
+        self.weight, self.bias = "weight" in roles, "bias" in roles
+        self.a, self.b = a, b
+
+    @property
+    def squared_norms(self) -> Tensor:
+        return outer_squares([self])
+
+    def drop_rows(self, bad: Tensor) -> None:
+        self.a, self.b = without_rows(self.a, bad), without_rows(self.b, bad)
+
+    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
+        sums = {}
+        if self.weight:  # the narrower side is scaled, which makes the smaller copy
+            each, wider = weights.unsqueeze(1), self.b.shape[1] > self.a.shape[1]
+            left, right = (self.b, self.a * each) if wider else (self.b * each, self.a)
+            sums["weight"] = left.T @ right
+        if self.bias:
+            sums["bias"] = weights @ self.b
+        return sums
+
+
+def outer_squares(parts: Sequence[Outer]) -> Tensor:
+    """(rows,), in float64: |b|^2 (|a|^2 + 1) of each row, over all parts, which are of one type and device."""
+    first = parts[0].b
+    lengths = first.new_empty(2, len(parts), first.shape[0])
+    for part, a, b in zip(parts, *lengths.unbind(0), strict=True):
+        _lengths_into(b, part.b)
+        _lengths_into(a, part.a) if part.weight else a.zero_()
+    # Never less for squares that underflow, of the widest.
+    widest = max(max(part.a.shape[1], part.b.shape[1]) for part in parts)
+    a, b = lengths.double().square_().add_(widest * torch.finfo(first.dtype).smallest_normal).unbind(0)
+    biases = [float(part.bias) for part in parts]
+    a += 1.0 if all(biases) else a.new_tensor(biases).unsqueeze(1)
+    return a.mul_(b).sum(0)
+
+
+def _lengths_into(out: Tensor, flat: Tensor) -> None:
+    if flat.shape[1] <= RUN:
+        torch.linalg.vector_norm(flat, dim=1, out=out)
+    else:
+        out.copy_(_lengths(flat).mul_(1 + torch.finfo(out.dtype).eps))  # rounded up, to this type
 
 
 class Split:

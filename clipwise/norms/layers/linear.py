@@ -19,6 +19,7 @@ from clipwise.norms.kernel import (
     Direct,
     Ghost,
     Kernel,
+    Outer,
     Part,
     Way,
     gram_squared_norms,
@@ -52,12 +53,9 @@ class LinearKernel(Kernel):
         return grads
 
     def ghost(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> Part:
+        if b.shape[1:-1].numel() == 1:
+            return Outer(call.params, saved[0].flatten(1), b.flatten(1))
         a, b = _flat(saved[0], b)
-        if a.shape[1] == 1:  # |b|^2 |a|^2 for the weight, |b|^2 for the bias
-            squares = sum_of_squares(b)
-            factor = sum_of_squares(a) if "weight" in call.params else torch.zeros_like(squares)
-            squares *= factor.add_(1) if "bias" in call.params else factor
-            return Ghost(squares, (a, b), lambda w, a, b: _finish(call, w, a, b, b[:, 0]))
         bias = b.sum(1)  # as measured, so summed: terms that cancel are gone from both
         roles: dict[str, Callable[[], Tensor]] = {
             "weight": lambda: gram_squared_norms(a, b),
