@@ -44,6 +44,10 @@ class Mechanism(Options):
         serialization_alias="batch",
         description="Expected batch size, a public number: the denominator of every step.",
     )
+    effort: Literal["quick", "normal", "long"] = Field(
+        "normal",
+        description="How much computation, where batch or epochs are not stated: quick, normal or long (10, 20 or 40 epochs).",
+    )
     sample_rate: float | None = Field(
         None, description="The chance that a record joins a batch; by default expected batch size / number of records."
     )

@@ -263,7 +263,7 @@ def test_bench_accounting(monkeypatch):
 def test_the_commands_of_the_docs_print_what_the_docs_say():
     page = (Path(__file__).parent.parent / "docs" / "accounting.md").read_text()
     shown = [pair for block in re.findall(r"```console\n(.*?)```", page, re.DOTALL) for pair in block.split("$ ")[1:]]
-    assert len(shown) == 6
+    assert len(shown) == 7
     for command, expected in (pair.split("\n", 1) for pair in shown):
         done = run(*shlex.split(command)[1:])
         assert digits(done.stdout) == pytest.approx(digits(expected), rel=1e-5), command

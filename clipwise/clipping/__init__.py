@@ -6,6 +6,7 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from clipwise import validate
+from clipwise.clipping.auto import Auto
 from clipwise.clipping.auto_dp import AutoDp
 from clipwise.clipping.auto_dp_sound import AutoDpSound
 from clipwise.clipping.automatic import AutoS, AutoV, Nsgd
@@ -25,6 +26,7 @@ from clipwise.clipping.unclipped import Unclipped
 from clipwise.types import BadArgument
 
 _KINDS: tuple[type[Method], ...] = (
+    Auto,
     Fixed,
     AutoS,
     AutoV,
@@ -74,4 +76,15 @@ def method_options(name: str) -> list[dict[str, Any]]:
     ]
 
 
-__all__ = ["METHODS", "Context", "Fixed", "Method", "Unclipped", "bounded", "make_method", "method_options", "option"]
+__all__ = [
+    "METHODS",
+    "Auto",
+    "Context",
+    "Fixed",
+    "Method",
+    "Unclipped",
+    "bounded",
+    "make_method",
+    "method_options",
+    "option",
+]

@@ -64,6 +64,7 @@ class Method:
     guarantee: ClassVar[str] = ""  # why it is sound, or why not
     sound: ClassVar[bool] = True
     alternative: ClassVar[str | None] = None  # what to use instead of a method that is not sound
+    automatic: ClassVar[bool] = False  # learning rate, length and average are found by the run (clipwise/automatic)
     needs_groups: ClassVar[bool] = (
         False  # `decide` wants the group of each record; then `number_of_groups` is an option
     )

@@ -43,7 +43,8 @@ class DcSgdE(HistogramMethod):
         middles = (torch.arange(self.bins, dtype=torch.float64) + 0.5) * (state.range / self.bins)
         noise = released.noise_multiplier**2 * context.parameters / context.expected_batch_size**2
         threshold = self.clamped(best_threshold(counts / total, middles, noise, state.threshold))
-        return HistogramState(threshold, self._next_range(noisy, total, state.range))
+        seen = self.norms_seen(counts, state.range)
+        return HistogramState(threshold, self._next_range(noisy, total, state.range), *seen)
 
     def _next_range(self, noisy: Tensor, total: float, range_: float) -> float:
         if float(noisy[-1]) >= 0.5 * total:

@@ -39,4 +39,4 @@ class DcSgdP(HistogramMethod):
         reached = torch.nonzero(counts.cumsum(0) >= self.percentile * counts.sum())
         place = int(reached[0]) if len(reached) else self.bins - 1
         threshold = self.clamped((place + 0.5) * state.range / self.bins)
-        return HistogramState(threshold, 2 * threshold)
+        return HistogramState(threshold, 2 * threshold, *self.norms_seen(counts, state.range))

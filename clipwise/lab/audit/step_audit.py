@@ -336,8 +336,9 @@ def _statistics(
             if released is None:
                 raise RuntimeError("a step left no released gradient")
             values = (released.flatten().double() * expected * method.unit(state) / bound / std).numpy()
-            drawn = np.zeros(width, bool)
-            drawn[index.numpy()] = True
+            there = torch.zeros(width).index_fill_(0, index, 1)
+            private.run.world.add_up([there])  # by any of the processes, where several are audited together
+            drawn = there.bool().numpy()
             inside.append(values[drawn] * std)  # in units of the bound
             outside.append(values[~drawn] * std)
             scales.append(std)

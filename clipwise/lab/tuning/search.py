@@ -73,6 +73,15 @@ def prepare(
     if public_data is not None:
         load_asked(make_config({**kept, "data": public_data}))  # refuses now what it would refuse later
     dataset = load_asked(listed[0].config)
+    if dataset.unlearned is not None or dataset.numbers:
+        what = (
+            "what is learned of the records first is not"
+            if dataset.unlearned
+            else "a number to be predicted has no accuracy"
+        )
+        raise BadArgument(
+            f"data={listed[0].config.data!r}: {what} part of a search; state public ranges and categories, and search over classifiers"
+        )
     cuts = pieces(len(dataset.train), parts=parts, held_out=held_out) if cut else None
     _check_data(listed[0].config.data, dataset, score, cuts)
     listed = [replace(c, config=resolve(c.config.model_copy(update={"delta": delta}), dataset)) for c in listed]
