@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_flatten
 from clipwise.norms.choice import Chooser
 from clipwise.norms.influence import grown
 from clipwise.norms.kernel import HALF, PER_EXAMPLE, Call, Direct, Kernel, widened_for
+from clipwise.norms.layers import registry as layers
 from clipwise.norms.loss import LossProof, Witness, judged, mark, unwatch, watch
 from clipwise.norms.precision import exact_products
 from clipwise.norms.probe import Probe, probe
@@ -358,6 +359,11 @@ class Bookkeeping:
 
         batch_dim = _dim_of_rows(unit, args, kwargs, current.rows) if unit.batch_dim is None else unit.batch_dim
 
+        return unit.layer.forward(unit.module, self._tapping(current, unit, batch_dim), *args, **kwargs)
+
+    def _tapping(self, current: Pass, unit: Unit, batch_dim: int) -> layers.Tap:
+        """What a layer's rule hands its output to."""
+
         def tap(
             out: Tensor,
             kernel: Kernel,
@@ -390,7 +396,7 @@ class Bookkeeping:
             mark(out, current, dim)
             return out
 
-        return unit.layer.forward(unit.module, tap, *args, **kwargs)
+        return tap
 
     def _spread(self, current: Pass, p: nn.Parameter, shape: torch.Size) -> Tensor | None:
         if id(p) not in self._names:
