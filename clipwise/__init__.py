@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0.dev0"
 
 if TYPE_CHECKING:
+    from clipwise import hf as hf
     from clipwise import losses as losses
     from clipwise.dropin import Private, attach
     from clipwise.estimators import PrivateClassifier, PrivateRegressor
@@ -46,6 +47,7 @@ _HOME = {
     "detach": "clipwise.guards",
     "fit": "clipwise.loop.fit",
     "fix": "clipwise.fixing",
+    "hf": "clipwise.hf",
     "load": "clipwise.training.trained",
     "losses": "clipwise.losses",
     "pad_to": "clipwise.sampling",
@@ -71,6 +73,7 @@ __all__ = [
     "detach",
     "fit",
     "fix",
+    "hf",
     "load",
     "losses",
     "pad_to",

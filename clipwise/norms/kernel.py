@@ -70,9 +70,10 @@ class Outer:
     """Of a linear layer at one place: g_i = b_i a_i^T, and b_i for its bias. Nothing is formed; the norms of all such parts of a
     step are taken together (`outer_squares`), because each by itself takes longer to ask for than to compute."""
 
-    def __init__(self, roles: Collection[str], a: Tensor, b: Tensor):
+    def __init__(self, roles: Collection[str], a: Tensor, b: Tensor, finish: Callable[..., dict[str, Tensor]]):
+        """`finish(weights, a, b, per-example gradients of the bias)` makes the weighted sums."""
         self.weight, self.bias = "weight" in roles, "bias" in roles
-        self.a, self.b = a, b
+        self.a, self.b, self._finish = a, b, finish
 
     @property
     def squared_norms(self) -> Tensor:
@@ -82,14 +83,7 @@ class Outer:
         self.a, self.b = without_rows(self.a, bad), without_rows(self.b, bad)
 
     def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
-        sums = {}
-        if self.weight:  # the narrower side is scaled, which makes the smaller copy
-            each, wider = weights.unsqueeze(1), self.b.shape[1] > self.a.shape[1]
-            left, right = (self.b, self.a * each) if wider else (self.b * each, self.a)
-            sums["weight"] = left.T @ right
-        if self.bias:
-            sums["bias"] = weights @ self.b
-        return sums
+        return self._finish(weights, self.a, self.b, self.b)
 
 
 def outer_squares(parts: Sequence[Outer]) -> Tensor:

@@ -37,7 +37,7 @@ from clipwise.norms.loss import proof, witness
 from clipwise.norms.unreleased import HeldBack
 from clipwise.norms.watch import Members, Watch
 
-STEPS = 200
+STEPS = 200  # of a run: what the target is stated for
 STEPS_OF_AN_EPOCH = 20  # short ones: buffers are gone through by their bits at each end
 RUNS = 3  # of a model; the one with the median share counts
 TARGET = 0.01  # of the run's time
