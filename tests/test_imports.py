@@ -32,7 +32,7 @@ LAYERS = (
     ("state", "resuming"),
     ("run",),
     ("automatic",),
-    ("dropin",),
+    ("dropin", "forecast"),
     ("loop",),
     ("hf",),
     ("data",),
