@@ -37,7 +37,14 @@ def write_people(path: Path) -> None:
             since = f"20{draw.randint(10, 23)}-0{draw.randint(1, 9)}-1{draw.randint(0, 9)}"
             gaps = draw.random() < 0.05, draw.random() < 0.03
             rows.writerow(
-                [number, "" if gaps[0] else round(age), round(income, 2), "" if gaps[1] else city, since, "yes" if likes > 0 else "no"]
+                [
+                    number,
+                    "" if gaps[0] else round(age),
+                    round(income, 2),
+                    "" if gaps[1] else city,
+                    since,
+                    "yes" if likes > 0 else "no",
+                ]
             )
 
 
