@@ -196,7 +196,7 @@ def _summary(result: Mapping[str, Any], folder: RunFolder) -> None:
         found = result["errors"]
         accuracy = f"off by {found['mae']:.6g} on average on test data (R^2 {found['r2'] if found['r2'] is None else round(found['r2'], 4)})"
     rows = [
-        f"accuracy   {accuracy}",
+        f"{'error     ' if 'errors' in result else 'accuracy  '} {accuracy}",
         *_group_rows(result),
         f"privacy    {guarantee}",
         f"trained    {result['model']} on {result['data']}, {result['steps']} steps, method {result['method']}",
