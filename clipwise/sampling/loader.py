@@ -27,7 +27,9 @@ from torch.utils.data import (
 )
 
 from clipwise.keystream import Key
-from clipwise.sampling.collate import Collate, Layout, map_tensors
+from clipwise.sampling.collate import Collate
+from clipwise.sampling.layout import Layout
+from clipwise.sampling.parts import map_tensors
 from clipwise.sampling.sampler import Sampler
 from clipwise.types import BadArgument, Padding, Unsupported
 
