@@ -25,7 +25,8 @@ from torch.utils.data import DataLoader
 
 from clipwise import __version__, guards, plans, validate
 from clipwise.accounting import Epsilon, Ledger, StepEvent, epsilon, within
-from clipwise.checkpoint import Checkpoints
+from clipwise.accounting.ledger import block_of
+from clipwise.checkpoint import Checkpoints, refuse_unkeepable
 from clipwise.facts import cost_of_groups, counted, noise_path, public_facts
 from clipwise.keystream import Key
 from clipwise.mechanism import Mechanism, Performance, chosen
@@ -60,13 +61,14 @@ class Run:
         ledger: str | Path | None = None,
         earlier: Sequence[str | Path] = (),
         resume: str | Path | None = None,
+        finish: bool = False,
         after: tuple[float, ...] = (),
         notify: Callable[[str], None] = warnings.warn,
         **options: Any,
     ):
         """`mechanism` and `performance`, or their options by name (see `attach`). `after` holds the noise multipliers of
         releases on all records that follow the last step. `notify` hears what a user should know. With `resume`, all parts
-        are there only after `restore`."""
+        are there only after `restore`; `finish` says that no step is to follow, so that the budget need not hold any."""
         mechanism, performance = chosen(mechanism, performance, options)
         self.mechanism, self.performance = mechanism, performance
         parameters = guards.trainable_parameters(model, optimizer)
@@ -91,7 +93,8 @@ class Run:
         own = [] if facts.counted is None else [facts.counted.event]
         self._goes_on = book.events() != own  # an older ledger whose charges count
         try:
-            if self._saved is not None and book.stream == book.segment:  # steps are redone with other noise
+            other_noise = book.stream == book.segment  # for steps that are redone
+            if self._saved is not None and other_noise and not finish:
                 plan = with_what_is_left(plan, mechanism, facts, book, self._saved.step)
             self._assemble(plan, engine, book, optimizer, loader, collated, groups)
         except BaseException:  # the user's own code, say: the ledger is let go of, and a new one leaves no trace
@@ -193,6 +196,10 @@ class Run:
             self.parts.load(self._saved.state)
             self._saved = None
 
+    def refuse_unkeepable(self) -> None:
+        """Names a part whose state a checkpoint cannot hold, before the run relies on one."""
+        refuse_unkeepable(self.parts.save())
+
     def save(self, folder: str | Path) -> Path:
         """Keep the run's state; `resume=folder` goes on from there. Between two logical steps only."""
         if self.stepper.waits or self.stepper.unfinished:
@@ -256,6 +263,17 @@ class Run:
                 if not _out_of_memory(error) or not self.batches.halve(self.stepper.rows):
                     raise
                 self.stepper.drop()
+                self._leave_the_plan()
+
+    def _leave_the_plan(self) -> None:
+        """From now on sums are added up in other parts, and differ by rounding: a redo with the same noise would not be the same
+        release. So what follows stands in a segment without a plan, after which the ledger lets nothing be redone: a run that
+        goes on from here, or from before, draws noise of its own and is charged again."""
+        if self._fingerprint is None or self._ledger_path is None or not self.plan.private:
+            return
+        self.ledger.close()
+        book = Ledger.open(self._ledger_path, run=public_facts(self.plan), block=block_of(self.plan.steps))
+        self.stepper.ledger, self._fingerprint = book, None
 
     def __enter__(self) -> Self:
         """For a loop of one's own: a run that goes on is loaded, and the model records from here to the end of the block."""

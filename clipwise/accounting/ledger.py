@@ -157,7 +157,8 @@ class Ledger:
 
         resumes: the (step, state) of a `mark` that this segment begins from. If an earlier segment of the same
             plan_fingerprint holds that mark, this one redoes its steps: it *must* draw the noise of `stream`, and what
-            was charged is not charged again. If not, the segment has a stream of its own and is charged in full.
+            was charged is not charged again. If not, or if the last segment had another plan or none (a run that had to add
+            up its sums otherwise), the segment has a stream of its own and is charged in full.
         """
         if resumes is not None and plan_fingerprint is None:
             raise BadArgument("resumes: without plan_fingerprint nothing can be redone bit for bit; leave resumes out")
@@ -427,7 +428,9 @@ class Ledger:
         if plan is not None and not (isinstance(plan, str) and plan):
             raise BadArgument(f"plan_fingerprint={plan!r} is not a fingerprint; give a non-empty string, or None")
         facts, book = chain.public("run", run), self._book
-        replayed = None if resumes is None or plan is None else book.marked(resumes, plan)
+        replayed = None
+        if resumes is not None and plan is not None and book.current.plan == plan:  # else it was left since: `open`
+            replayed = book.marked(resumes, plan)
         record = {
             "kind": "open",
             "schema": SCHEMA,

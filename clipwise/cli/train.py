@@ -119,6 +119,7 @@ def run_and_show(
     network: Module,
     *,
     resume: bool,
+    finish: bool = False,
     every: int | None,
     rescue: str | None,
     as_json: bool,
@@ -128,7 +129,15 @@ def run_and_show(
 
     with _shown(int(settings.epochs or 0), quiet=as_json) as watch:
         result, _ = train_into(
-            folder, settings, dataset, network, resume=resume, every_steps=every, rescue=rescue, **watch
+            folder,
+            settings,
+            dataset,
+            network,
+            resume=resume,
+            finish=finish,
+            every_steps=every,
+            rescue=rescue,
+            **watch,
         )
     if as_json:
         output.print_json(result)

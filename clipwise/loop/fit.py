@@ -117,6 +117,7 @@ def fit(
     earlier: Sequence[str | Path] = (),
     checkpoints: str | Path | Keeping | None = None,
     resume: str | Path | None = None,
+    finish: bool = False,
     parts: Mapping[str, Part] | None = None,
     mechanism: Mechanism | None = None,
     performance: Performance | None = None,
@@ -144,6 +145,7 @@ def fit(
         earlier: ledgers of earlier runs on the same data, whose charges count in this budget.
         checkpoints: a folder to keep the run's state in, every 5 minutes (or as a `Keeping` says).
         resume: such a folder; the run goes on from its last whole checkpoint, with the same ledger.
+        finish: with `resume`, take no more steps: the run ends with the weights as they were kept, and releases nothing else.
         parts: what else has a state that checkpoints must keep, by name.
         mechanism, performance: the options below, each as one value.
         on_epoch: gets each line of the history.
@@ -153,6 +155,8 @@ def fit(
     mechanism, performance = chosen(mechanism, performance, options)
     epochs = validate.count("epochs", mechanism.epochs)
     batch = validate.count("expected_batch_size", mechanism.expected_batch_size)
+    if finish and resume is None:
+        raise BadArgument("finish=True ends a run that was kept; give resume=, the folder of its checkpoints")
     check_decay(average_weights)
     _check_after(after, mechanism)
     loss = make_loss(loss) if isinstance(loss, str) else loss
@@ -171,6 +175,7 @@ def fit(
         after=tuple(release.noise_multiplier for release in after),
         earlier=earlier,
         resume=resume,
+        finish=finish,
         notify=lambda message: warnings.warn(message, stacklevel=2),
     )
     try:
@@ -183,7 +188,7 @@ def fit(
         run.engine.install()
         run.restore(average=average, rates=rates, report=report, **(parts or {}))
         keeper.begin()
-        for epoch in range(1 + run.state.step // per_epoch, epochs + 1):
+        for epoch in range(1 + run.state.step // per_epoch, 1 if finish else epochs + 1):
             left = epoch * per_epoch - run.state.step
             affordable = run.affordable(left)
             run.engine.begin_epoch()
@@ -199,16 +204,29 @@ def fit(
             if affordable < left:
                 raise run.exhausted()
             keeper.after_step()
-        keeper.end()
+        if finish:
+            _as_it_is(run, report)
+        else:
+            keeper.end()
         average.finish()
         run.engine.remove()
-        done = _finished(run, report, _release(run, train, loss, after), (loss, rate_schedule))
+        released = {} if finish else _release(run, train, loss, after)
+        done = _finished(run, report, released, (loss, rate_schedule))
         run.close(on_end(done) if on_end else None)
     except BaseException:
         with suppress(LedgerError):  # on a full disk, say: the first error is the one to show
             run.close()
         raise
     return done
+
+
+def _as_it_is(run: Run, report: Reporter) -> None:
+    """The end of a run that takes no more steps: figures of its weights, and a word in its statement."""
+    step = run.state.step
+    if not report.history or report.history[-1]["step"] != step:
+        epoch = -(-step // run.plan.steps_per_epoch)
+        report.epoch(epoch, step, epsilon=run.epsilon_or_none(), **run.public_values())
+    run.note(f"the run was ended after {step} of {run.plan.steps} planned steps, at its user's wish")
 
 
 def _finished(run: Run, report: Reporter, released: Mapping[str, Any], noted: tuple[Any, LrSchedule]) -> Fit:
