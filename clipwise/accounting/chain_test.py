@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 
 import pytest
 
@@ -273,10 +272,8 @@ def test_a_consistent_forgery_with_impossible_numbers_is_refused(tmp_path, kind,
     else:
         next(record for record in records if record["kind"] == kind)[field] = value
     path.write_bytes(forge(records))
-    start = time.perf_counter()
     with pytest.raises(LedgerTampered, match="line"):
         Ledger.read(path)
-    assert time.perf_counter() - start < 1
 
 
 def test_nan_is_refused(tmp_path):

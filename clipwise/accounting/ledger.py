@@ -38,15 +38,19 @@ import os
 import re
 import secrets
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from clipwise import validate
 from clipwise.accounting import chain
 from clipwise.accounting.book import (
+    KINDS,
     LARGEST_NOISE,
     SCHEMA,
     Book,
@@ -58,8 +62,8 @@ from clipwise.accounting.book import (
     read_step,
 )
 from clipwise.accounting.bound import Epsilon, epsilon
-from clipwise.accounting.coarsen import coarsen
-from clipwise.accounting.events import Event, FixedSizeEvent, StepEvent
+from clipwise.accounting.coarsen import MOST_LEVELS, scheduled
+from clipwise.accounting.events import Event
 from clipwise.accounting.ledger_file import LedgerExists, LedgerFile, Unusable, head_file, note_head, noted_head
 from clipwise.durable import sync
 from clipwise.files import open_ordinary
@@ -261,7 +265,21 @@ class Ledger:
         return [cost.event(count) for cost, count in sorted(charged.items(), key=_poisson_first)]
 
     def epsilon(self, delta: float, accountant: str = "best") -> Epsilon:
-        return epsilon(self.events(), delta, accountant)
+        return epsilon(self._few_events(), delta, accountant)
+
+    def _few_events(self) -> list[Event]:
+        """As `events`, or a few hundred levels of noise that dominate a great many (coarsen.py): those are slow to make."""
+        charged = self._book.charges(reserved=not self._writable, pending=self._runs())
+        if len(charged) <= MOST_LEVELS:
+            return self.events()
+        levels: defaultdict[tuple[str, float], list[tuple[float, int]]] = defaultdict(list)
+        for (sampling, rate, noise), count in charged.items():
+            levels[sampling, rate].append((noise, count))
+        found: list[Event] = []
+        for (sampling, rate), pairs in sorted(levels.items()):
+            noises, counts = zip(*pairs, strict=True)
+            found += scheduled(KINDS[sampling], rate, np.array(noises), counts)
+        return found
 
     # What it does
 
@@ -451,10 +469,7 @@ class Ledger:
             raise BadArgument(
                 f"after: {self._path} is this run's own ledger, whose charges count already; leave it out"
             )
-        few = [
-            e for kind in (StepEvent, FixedSizeEvent) for e in coarsen([x for x in self.events() if type(x) is kind])
-        ]
-        charges = [[*Cost.of(event), event.count] for event in few]
+        charges = [[*Cost.of(event), event.count] for event in self._few_events()]
         return {"run_id": self.run_id, "head": self.head, "charges": charges}
 
     def _append(self, records: Sequence[dict[str, Any]], *, durable: bool) -> None:
