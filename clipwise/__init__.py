@@ -13,6 +13,7 @@ __version__ = "0.2.0.dev0"
 if TYPE_CHECKING:
     from clipwise import losses as losses
     from clipwise.dropin import Private, attach
+    from clipwise.estimators import PrivateClassifier, PrivateRegressor
     from clipwise.fixing import fix
     from clipwise.guards import detach
     from clipwise.lab.tuning.runner import tune
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from clipwise.run import Run
     from clipwise.sampling import pad_to
     from clipwise.step import private_step
+    from clipwise.training.trained import TrainedModel, load
     from clipwise.training.verify import verify
     from clipwise.types import BadArgument, BudgetExhausted, ClipwiseError, LoopMisuse, Unsupported
 
@@ -35,12 +37,16 @@ _HOME = {
     "Performance": "clipwise.mechanism",
     "Plan": "clipwise.plans",
     "Private": "clipwise.dropin",
+    "PrivateClassifier": "clipwise.estimators",
+    "PrivateRegressor": "clipwise.estimators",
     "Run": "clipwise.run",
+    "TrainedModel": "clipwise.training.trained",
     "Unsupported": "clipwise.types",
     "attach": "clipwise.dropin",
     "detach": "clipwise.guards",
     "fit": "clipwise.loop.fit",
     "fix": "clipwise.fixing",
+    "load": "clipwise.training.trained",
     "losses": "clipwise.losses",
     "pad_to": "clipwise.sampling",
     "private_step": "clipwise.step",
@@ -56,12 +62,16 @@ __all__ = [
     "Performance",
     "Plan",
     "Private",
+    "PrivateClassifier",
+    "PrivateRegressor",
     "Run",
+    "TrainedModel",
     "Unsupported",
     "attach",
     "detach",
     "fit",
     "fix",
+    "load",
     "losses",
     "pad_to",
     "private_step",

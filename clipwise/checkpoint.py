@@ -106,10 +106,6 @@ class Checkpoints:
             raise CheckpointCorrupt(f"{self.folder}: every checkpoint is damaged; start a new run, with this ledger")
         return None
 
-    def clear(self) -> None:
-        """After a run that ended well: the weights are elsewhere."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-
     def _paths(self) -> list[Path]:
         """Newest first."""
         try:

@@ -29,6 +29,14 @@ def public_facts(plan: Plan) -> dict[str, Any]:
     }
 
 
+def planned_releases(plan: Plan) -> int | None:
+    """Steps and releases that the ledger will hold, all phases together; None of a run that is open-ended."""
+    if plan.steps is None:
+        return None
+    others = sum(event.count for event in (*plan.prepared, *plan.before, *plan.after))
+    return plan.steps + others + (plan.counted is not None)
+
+
 def counted(plan: Plan) -> dict[str, Any] | None:
     """Of a private number of records: what was released of it, and the noise that is in it."""
     count = plan.counted

@@ -52,6 +52,14 @@ def is_ordinary(path: str | Path) -> bool:
         return False
 
 
+def is_folder(path: str | Path) -> bool:
+    """Whether there is a folder of that name; False also for a name that cannot be one."""
+    try:
+        return stat.S_ISDIR(os.stat(path).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
 def read_bytes(path: str | Path, *, most: int = MOST_BYTES, follow: bool = True) -> bytes:
     """The whole file, if it is ordinary and not above `most` bytes; follow=False refuses a link. Fails with an OSError."""
     with os.fdopen(open_ordinary(path, os.O_RDONLY | (0 if follow else _NOFOLLOW)), "rb") as file:

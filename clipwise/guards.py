@@ -31,14 +31,15 @@ _SPLIT_OVER_DEVICES = ("torch.nn.parallel", "torch.distributed")  # where torch'
 # -- what cannot be attached -------------------------------------------------------------------------------------------
 
 
-def refuse_other_ranks() -> None:
-    """Raise in one of several processes that train together."""
+def refuse_other_ranks(known: int) -> None:
+    """Raise where the processes that train together are not as many as when the run began."""
     group = torch.distributed
-    if group.is_available() and group.is_initialized() and group.get_world_size() > 1:
-        raise Unsupported(
-            f"this process is rank {group.get_rank()} of {group.get_world_size()} of a torch.distributed group: each rank would train a "
-            "model of its own on its own noise, and each claim the whole epsilon. Distributed training is not built yet; train in one "
-            "process (call destroy_process_group() first), with max_physical_batch where memory is short"
+    now = group.get_world_size() if group.is_available() and group.is_initialized() else 1
+    if now != known:
+        raise LoopMisuse(
+            f"this run began with {known} process{'es' if known > 1 else ''}, and torch.distributed has {now} now: each would train a model of its own "
+            "on its own noise, and each claim the whole epsilon. Call init_process_group() before attach, and destroy_process_group() after "
+            "detach"
         )
 
 
@@ -48,10 +49,10 @@ def refuse_model(model: nn.Module) -> None:
         where = f"model: {name!r} is" if name else "model: it is"
         kind = type(module)
         if any(base.__module__.startswith(_SPLIT_OVER_DEVICES) for base in kind.__mro__):
-            raise Unsupported(
-                f"{where} a {kind.__name__}, which splits batches over devices or processes; attach the module inside it "
-                "(model.module), and train on one device"
-            )
+            remedy = "attach the module inside it (model.module), and train on one device"
+            if kind.__module__.startswith("torch.distributed") or "FSDP" in kind.__name__:
+                remedy = "norms over shards are not built; leave the model whole in each process (docs/distributed.md)"
+            raise Unsupported(f"{where} a {kind.__name__}, which splits batches or weights over devices; {remedy}")
         if isinstance(module, torch.jit.ScriptModule):
             raise Unsupported(
                 f"{where} a torch.jit module ({kind.__name__}), whose compiled forward pass cannot be recorded; attach the Python "
@@ -84,7 +85,6 @@ def trainable_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, nn
         raise BadArgument(
             f"optimizer={type(optimizer).__name__} is not a torch.optim optimizer; make one on model.parameters()"
         )
-    refuse_other_ranks()
     refuse_model(model)
     refuse_optimizer(optimizer)
     refuse_claimed(model)
@@ -234,7 +234,8 @@ def through_hooks(parameters: Iterable[nn.Parameter]) -> None:
 class Whereabouts:
     """Where a run takes place: the process that made it, and the one thread whose loop is under way."""
 
-    def __init__(self) -> None:
+    def __init__(self, processes: int = 1) -> None:
+        self._processes = processes
         self._process = os.getpid()
         self._turn = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -246,7 +247,7 @@ class Whereabouts:
                 "this run was begun in another process, of which this one is a copy (a fork): both would draw the same noise, and the "
                 "ledger would count it once. Attach in the process that trains"
             )
-        refuse_other_ranks()
+        refuse_other_ranks(self._processes)
         other = self._thread
         if other is not None and other is not threading.current_thread() and other.is_alive():
             raise LoopMisuse(

@@ -4,15 +4,17 @@
     private.backward(losses)    # or losses.mean().backward()
 
     cross_entropy, focal   of classes; with weights, label smoothing, ignore_index
-    squared_error          of numbers
+    squared_error, huber   of numbers
     per_row                any losses of words, pixels, ... of a row, and a mask, to one loss a row
     weights_from_priors    class weights from public shares of the classes
 
-As text: `cross-entropy`, `cross-entropy:weights=1/1/5,label_smoothing=0.1`, `focal:gamma=2,alpha=0.25`, `squared-error`.
+As text: `cross-entropy`, `cross-entropy:weights=1/1/5,label_smoothing=0.1`, `focal:gamma=2,alpha=0.25`, `squared-error`,
+`huber:delta=0.5`.
 
     cross-entropy   -w_y log p_y                     w: one weight a class; 1 by default
     focal           -a_y (1 - p_y)^gamma log p_y     gamma = 2; a: one number, or one a class, `alpha=0.25/0.75`
     squared-error   mean over the record's numbers of (output - target)^2
+    huber           the same of e^2 / 2 where |e| = |output - target| <= delta, of delta (|e| - delta / 2) beyond; delta = 1
 
 Guarantee: a record's loss depends on that record alone. (torch's own weighted cross entropy divides by the weights of the
 whole batch, and its mean over words by how many the whole batch has, so that one record changes the others' shares.) Class
@@ -35,8 +37,14 @@ from torch import Tensor
 from clipwise import named_text, validate
 from clipwise.types import BadArgument
 
-LOSSES = ("cross-entropy", "focal", "squared-error")
-_OPTIONS = {"cross-entropy": ("weights", "label_smoothing"), "focal": ("gamma", "alpha"), "squared-error": ()}
+LOSSES = ("cross-entropy", "focal", "squared-error", "huber")
+_OF_NUMBERS = ("squared-error", "huber")
+_OPTIONS = {
+    "cross-entropy": ("weights", "label_smoothing"),
+    "focal": ("gamma", "alpha"),
+    "squared-error": (),
+    "huber": ("delta",),
+}
 _GAMMA = 2.0  # as the focal loss was published
 
 
@@ -87,12 +95,23 @@ def focal(
 
 def squared_error(output: Tensor, target: Tensor) -> Tensor:
     """(rows,): the mean over each row's numbers of (output - target)^2."""
+    _check_alike("squared-error", output, target)
+    return per_row((output - target).square())
+
+
+def huber(output: Tensor, target: Tensor, *, delta: float = 1.0) -> Tensor:
+    """(rows,): the Huber loss of each row, mean over its numbers: an error beyond `delta` counts by its size, not its square."""
+    validate.positive("delta", delta)
+    _check_alike("huber", output, target)
+    return per_row(F.huber_loss(output, target, reduction="none", delta=delta))
+
+
+def _check_alike(name: str, output: Tensor, target: Tensor) -> None:
     if output.shape != target.shape:
         raise BadArgument(
-            f"loss='squared-error': outputs of shape {tuple(output.shape)} and targets of shape "
+            f"loss={name!r}: outputs of shape {tuple(output.shape)} and targets of shape "
             f"{tuple(target.shape)} cannot be compared; give targets of the outputs' shape"
         )
-    return per_row((output - target).square())
 
 
 def per_row(values: Tensor, mask: Tensor | None = None, *, divide_by: float | None = None) -> Tensor:
@@ -167,10 +186,12 @@ class Loss:
     weights: tuple[float, ...] = ()  # one a class, or a single one for all; empty: 1
     gamma: float = 0.0  # of the focal loss
     label_smoothing: float = 0.0  # of cross-entropy
+    delta: float = 1.0  # of huber
 
     def __post_init__(self) -> None:
         validate.choice("loss", self.name, LOSSES)
         validate.non_negative("gamma", self.gamma)
+        validate.positive("delta", self.delta)
         _check_smoothing(self.label_smoothing)
         for weight in self.weights:
             validate.non_negative("alpha" if self.name == "focal" else "weights", weight)
@@ -180,7 +201,7 @@ class Loss:
     @property
     def wants_classes(self) -> bool:
         """Whether targets are class numbers; otherwise they have the shape of the outputs."""
-        return self.name != "squared-error"
+        return self.name not in _OF_NUMBERS
 
     @property
     def note(self) -> str | None:
@@ -203,6 +224,8 @@ class Loss:
     def each(self, output: Tensor, target: Tensor) -> Tensor:
         if self.name == "squared-error":
             return squared_error(output, target)
+        if self.name == "huber":
+            return huber(output, target, delta=self.delta)
         if self.name == "focal":
             return focal(output, target, gamma=self.gamma, alpha=self.weights)
         return cross_entropy(output, target, weights=self.weights, label_smoothing=self.label_smoothing)
@@ -214,6 +237,8 @@ class Loss:
             words.append(f"{key}={'/'.join(map(repr, self.weights))}")
         if self.label_smoothing:
             words.append(f"label_smoothing={self.label_smoothing!r}")
+        if self.name == "huber":
+            words.append(f"delta={self.delta!r}")
         return f"{self.name}:{','.join(words)}" if words else self.name
 
 
@@ -234,4 +259,7 @@ def make_loss(value: Loss | str) -> Loss:
     smoothing = 0.0
     if "label_smoothing" in options:
         smoothing = named_text.number(f"loss={name!r}", "label_smoothing", options["label_smoothing"])
-    return Loss(name, weights, gamma, smoothing)
+    delta = 1.0
+    if "delta" in options:
+        delta = named_text.number(f"loss={name!r}", "delta", options["delta"])
+    return Loss(name, weights, gamma, smoothing, delta)

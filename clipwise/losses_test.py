@@ -158,3 +158,24 @@ def test_refused(text, message):
 def test_weights_for_other_classes():
     with pytest.raises(BadArgument, match="2 weights for 10 classes"):
         make_loss("focal:alpha=0.25/0.75").check_classes(10)
+
+
+def test_huber_is_torchs_row_by_row():
+    output, target = torch.randn(7, 3, generator=torch.manual_seed(0)) * 3, torch.zeros(7, 3)
+    expected = nn.HuberLoss(reduction="none", delta=0.7)(output, target).mean(1)
+    assert losses.huber(output, target, delta=0.7).allclose(expected)
+    loss = make_loss("huber:delta=0.7")
+    assert (
+        str(loss),
+        loss.wants_classes,
+        loss.each(output, target).equal(losses.huber(output, target, delta=0.7)),
+    ) == (
+        "huber:delta=0.7",
+        False,
+        True,
+    )
+    for bad in ("huber:delta=0", "huber:delta=x", "huber:gamma=2"):
+        with pytest.raises(BadArgument):
+            make_loss(bad)
+    with pytest.raises(BadArgument, match="outputs' shape"):
+        losses.huber(output, target[:, 0])

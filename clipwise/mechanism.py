@@ -44,6 +44,10 @@ class Mechanism(Options):
         serialization_alias="batch",
         description="Expected batch size, a public number: the denominator of every step.",
     )
+    effort: Literal["quick", "normal", "long"] = Field(
+        "normal",
+        description="How much computation, where batch or epochs are not stated: quick, normal or long (10, 20 or 40 epochs).",
+    )
     sample_rate: float | None = Field(
         None, description="The chance that a record joins a batch; by default expected batch size / number of records."
     )
@@ -57,7 +61,7 @@ class Mechanism(Options):
     )
     schedule: Any = Field(
         "constant",
-        description="Of the noise: constant, linear, time, step, exponential, dynamic or levels:1,0.9,...",
+        description="Of the noise: constant, linear, time, auto-time, step, exponential, dynamic or levels:1,0.9,...",
     )
     accountant: Literal["best", "rdp", "pld"] = Field("best", description="rdp, pld, or best (the smaller of the two).")
     allow_unsound: bool = Field(False, description="Run a method without a valid guarantee; epsilon is infinite.")

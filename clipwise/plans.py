@@ -12,6 +12,7 @@ A sampler and its event are a pair (`SAMPLING`): nothing draws batches in one wa
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -68,6 +69,15 @@ class Counted(NamedTuple):
     event: Event
 
 
+class Phase(NamedTuple):
+    """What comes before the first step, on the same records and from the same budget: one release on all of them, or so many
+    steps on sampled batches at so many times the noise of the run's own."""
+
+    name: str
+    noise_multiplier: float  # noise std / l2 bound of a release; of steps, over the run's own noise multiplier
+    steps: int = 0  # none: one release on all records
+
+
 class Facts(NamedTuple):
     """What the mechanism meets, all of it public or treated as such: the records, the model and the loop."""
 
@@ -77,6 +87,12 @@ class Facts(NamedTuple):
     learning_rate: float = 0.0  # the optimizer's, where a method that learns it starts
     after: tuple[float, ...] = ()  # noise multipliers of releases on all records that follow the last step
     counted: Counted | None = None  # where the number of records is private, which `size` then is
+    before: tuple[Phase, ...] = ()
+
+    @property
+    def records(self) -> int:
+        """As far as it may be known."""
+        return self.size if self.counted is None else self.counted.records
 
 
 class Shares(NamedTuple):
@@ -103,7 +119,9 @@ class Plan:
     learning_rate: float = 0.0  # the optimizer's, where a method that learns it starts
     size_is_public: bool = True
     counted: Counted | None = None  # where it is private, and rate and steps follow from a noisy count
-    after: tuple[Event, ...] = ()  # releases that follow the last step, paid for from the same budget
+    prepared: tuple[Event, ...] = ()  # what the records were prepared with, charged before this plan was made
+    before: tuple[Event, ...] = ()  # what comes before the first step, an event a phase, and
+    after: tuple[Event, ...] = ()  # releases that follow the last one, all paid for from the same budget
     unit: str = Mechanism.model_fields["unit"].default
 
     def __post_init__(self) -> None:
@@ -123,6 +141,10 @@ class Plan:
                     f"{self.context.noise_multiplier:g}: what it releases beside the gradient would take all of the noise budget. Use a "
                     f"larger batch, a larger epsilon (less noise), or another method ({problem})"
                 ) from problem
+        if self.method.normalise and not self.method.sound:
+            raise BadArgument(
+                f"normalise=True: method {self.method.name!r} has no bound to divide by; leave normalise out"
+            )
         self.method.init(self.context)  # what a method or a schedule cannot run with is refused before a ledger is made
         self.total(0)
 
@@ -149,6 +171,7 @@ class Plan:
             self.steps or 0,
             self.sample_rate,
             self.learning_rate,
+            self.schedule,
         )
 
     @property
@@ -184,22 +207,24 @@ def make(mechanism: Mechanism, facts: Facts, *, spent: Sequence[Event] = (), tak
     """The plan of a mechanism on these facts, from a target epsilon (the noise is calibrated) or from a noise multiplier.
     Checks before anything is spent. `spent` has been charged already, and `taken` steps are done: of a run that goes on,
     whose remaining steps must fit into what is left."""
-    method, pair = _method(mechanism), SAMPLING[mechanism.sampling]
+    method, pair = method_of(mechanism), SAMPLING[mechanism.sampling]
     sampler, batch = _sampler(mechanism, facts, pair)
     public = facts.counted is None and (mechanism.sample_rate is None or mechanism.expected_batch_size is None)
     if mechanism.delta is not None:
         check_delta(mechanism.delta, facts.size if public else None)
-    passes = mechanism.epochs
-    steps = None if passes is None else max(1, round(passes * _batches_of_a_pass(sampler.sample_rate)))
-    schedule = make_schedule(mechanism.schedule, epochs=passes)
+    steps = _planned_steps(mechanism, sampler)
+    schedule = make_schedule(mechanism.schedule, epochs=mechanism.epochs)
     after = tuple(pair.event(1.0, noise) for noise in facts.after)
     noise = mechanism.noise_multiplier
     if not mechanism.private:
         noise = 0.0
     elif noise is None:
         context = Context(float(batch), 0.0, facts.parameters, steps or 0, sampler.sample_rate)
-        factors = _factors_left(method, schedule, context, taken)
-        shape = _shape(mechanism, pair.event, sampler.sample_rate, factors, (*spent, *after), steps)
+        left = functools.cache(
+            functools.partial(_factors_left, method, context, taken)
+        )  # asked for at every noise tried
+        factors = lambda noise: left(schedule.settled(noise, mechanism.epochs))  # noqa: E731
+        shape = _shape(mechanism, pair.event, sampler.sample_rate, factors, (*spent, *after), steps, facts.before)
         noise = calibrate_shape(mechanism.epsilon, mechanism.delta, shape, mechanism.accountant)  # type: ignore[arg-type]  # _shape refuses None
     return Plan(
         method=method,
@@ -208,7 +233,7 @@ def make(mechanism: Mechanism, facts: Facts, *, spent: Sequence[Event] = (), tak
         expected_batch_size=float(batch),
         noise_multiplier=noise,
         parameters=facts.parameters,
-        schedule=schedule,
+        schedule=schedule.settled(noise, mechanism.epochs),
         steps=steps,
         delta=mechanism.delta,
         target_epsilon=mechanism.epsilon,
@@ -216,12 +241,14 @@ def make(mechanism: Mechanism, facts: Facts, *, spent: Sequence[Event] = (), tak
         learning_rate=facts.learning_rate,
         size_is_public=public,
         counted=facts.counted,
+        before=_events_before(facts.before, pair.event, sampler.sample_rate, noise),
         after=after,
         unit=mechanism.unit,
     )
 
 
-def _method(mechanism: Mechanism) -> Method:
+def method_of(mechanism: Mechanism) -> Method:
+    """The method that a mechanism names or holds, after refusing one without a guarantee."""
     method = mechanism.method
     if isinstance(method, str):
         method = make_method(method, **mechanism.method_options)
@@ -256,7 +283,7 @@ def _sampler(mechanism: Mechanism, facts: Facts, pair: Pair) -> tuple[Sampler, f
 def count_event(mechanism: Mechanism) -> Event:
     """What the count of a private number of records costs: one Gaussian release on all of them, which one record moves by
     1. Refuses first what no count could make right, because the count is charged before the plan is made."""
-    _method(mechanism)
+    method_of(mechanism)
     make_schedule(mechanism.schedule, epochs=mechanism.epochs)
     noise = COUNT_NOISE
     if mechanism.noise_multiplier is None:
@@ -269,18 +296,43 @@ def _shape(
     mechanism: Mechanism,
     kind: type[Event],
     rate: float,
-    factors: Sequence[tuple[float, int]],
+    factors: Callable[[float], Sequence[tuple[float, int]]],
     others: tuple[Event, ...],
     steps: int | None,
+    before: tuple[Phase, ...] = (),
 ) -> Callable[[float], list[Event]]:
     """All that the run will have been charged, as a function of its noise multiplier."""
     target, delta = _target(mechanism, steps)
-    if others and not within(list(others), delta, target, mechanism.accountant):
+    releases = [*others, *_events_before(tuple(p for p in before if not p.steps), kind, rate, 0.0)]
+    if releases and not within(releases, delta, target, mechanism.accountant):
         raise BadArgument(
-            f"epsilon={target!r}: the releases after training alone cost more, or what was charged before; give "
+            f"epsilon={target!r}: the releases after training alone cost more, or what comes or was charged before; give "
             "them more noise, or state a larger epsilon"
         )
-    return lambda noise: [*(kind(rate, noise * factor, count) for factor, count in factors), *others]
+    return lambda noise: [
+        *(kind(rate, noise * factor, count) for factor, count in factors(noise)),
+        *_events_before(before, kind, rate, noise),
+        *others,
+    ]
+
+
+def _events_before(before: tuple[Phase, ...], kind: type[Event], rate: float, noise: float) -> tuple[Event, ...]:
+    return tuple(
+        kind(rate, noise * phase.noise_multiplier, phase.steps) if phase.steps else kind(1.0, phase.noise_multiplier)
+        for phase in before
+    )
+
+
+def length(mechanism: Mechanism, facts: Facts) -> tuple[float, int | None]:
+    """Sample rate and planned steps of a run, before its noise is known."""
+    sampler, _ = _sampler(mechanism, facts, SAMPLING[mechanism.sampling])
+    return sampler.sample_rate, _planned_steps(mechanism, sampler)
+
+
+def _planned_steps(mechanism: Mechanism, sampler: Sampler) -> int | None:
+    if mechanism.epochs is None:
+        return None
+    return max(1, round(mechanism.epochs * _batches_of_a_pass(sampler.sample_rate)))
 
 
 def _target(mechanism: Mechanism, steps: float | None) -> tuple[float, float]:
@@ -305,7 +357,7 @@ def _factor(method: Method, schedule: Schedule, context: Context, step: int) -> 
     return own * schedule.factor(step, sample_rate=context.sample_rate, steps=context.steps or None)
 
 
-def _factors_left(method: Method, schedule: Schedule, context: Context, taken: int) -> list[tuple[float, int]]:
+def _factors_left(method: Method, context: Context, taken: int, schedule: Schedule) -> list[tuple[float, int]]:
     """(factor, how many steps in a row have it) over the planned steps that are not taken yet."""
     left = []
     for factor, count in noise_runs(method, schedule, context):

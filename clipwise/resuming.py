@@ -7,6 +7,7 @@ their own, are charged again, and what is left of the budget decides the noise o
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from clipwise import plans
-from clipwise.accounting import Ledger, within
+from clipwise.accounting import AnyLedger, Ledger, within
 from clipwise.accounting.book import Mark
 from clipwise.accounting.ledger import LedgerExists, block_of
 from clipwise.checkpoint import Checkpoint, CheckpointCorrupt
@@ -55,6 +56,7 @@ def plan_fingerprint(
     optimizer: Optimizer,
     loader: DataLoader[Any],
     data: str,
+    processes: int,
 ) -> str | None:
     """Of everything that a redone step must share with the first one to be the same release, bit for bit; None where it
     cannot be: without a seed the noise is lost, and workers or a device draw and add in an order of their own."""
@@ -71,6 +73,7 @@ def plan_fingerprint(
         "optimizer": [type(optimizer).__name__, settings],
         "data": data,
         "machine": [str(device), torch.get_num_threads(), torch.__version__],
+        **({"processes": processes} if processes > 1 else {}),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=repr).encode()).hexdigest()
 
@@ -117,7 +120,7 @@ def _refuse_unmarked(saved: Checkpoint, ledger: str | Path) -> None:
         )
 
 
-def with_what_is_left(plan: Plan, mechanism: Mechanism, facts: Facts, book: Ledger, taken: int) -> Plan:
+def with_what_is_left(plan: Plan, mechanism: Mechanism, facts: Facts, book: AnyLedger, taken: int) -> Plan:
     """The plan with as much more noise as the steps that were charged in vain make necessary."""
     if plan.target_epsilon is None or plan.delta is None or plan.steps is None or not plan.method.sound:
         return plan
@@ -128,7 +131,8 @@ def with_what_is_left(plan: Plan, mechanism: Mechanism, facts: Facts, book: Ledg
     try:
         if not left:
             raise BadArgument("the releases that follow the last step were charged before, and would be again")
-        return plans.make(mechanism, facts, spent=spent, taken=taken)
+        again = plans.make(mechanism, facts._replace(before=()), spent=spent, taken=taken)  # what was measured is spent
+        return dataclasses.replace(again, before=plan.before, prepared=plan.prepared)
     except BadArgument as error:
         book.close()
         raise BudgetExhausted(

@@ -13,7 +13,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Self
@@ -24,23 +26,28 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from clipwise import __version__, guards, plans, validate
-from clipwise.accounting import Epsilon, Ledger, StepEvent, epsilon, within
+from clipwise.accounting import AnyLedger, Epsilon, Event, FollowedLedger, Ledger, StepEvent, epsilon, trade_off, within
+from clipwise.accounting.followed import as_seen
 from clipwise.accounting.ledger import block_of
 from clipwise.checkpoint import Checkpoints, refuse_unkeepable
-from clipwise.facts import cost_of_groups, counted, noise_path, public_facts
+from clipwise.facts import cost_of_groups, counted, noise_path, planned_releases, public_facts
 from clipwise.keystream import Key
 from clipwise.mechanism import Mechanism, Performance, chosen
 from clipwise.noise import GaussianNoise, Noise
 from clipwise.norms import ROW_WISE, Bookkeeping, PlainEngine
-from clipwise.plans import Counted, Facts, Plan, check_delta
+from clipwise.plans import Counted, Facts, Phase, Plan, check_delta
+from clipwise.ranks import World, at_rest, unwrapped
 from clipwise.resuming import check_resume, open_ledger, plan_fingerprint, with_what_is_left
-from clipwise.sampling import SampledLoader, check_collate, check_loader
+from clipwise.sampling import PhysicalBatch, PoissonSampler, SampledLoader, check_collate, check_loader
 from clipwise.state import Generators, Part, RunState, StepState, data_fingerprint
 from clipwise.statement import Statement
 from clipwise.step import Engine, State, Stepper, initial_state, private_step
 from clipwise.types import BadArgument, BudgetExhausted, LoopMisuse
 
 _SHORT = 64  # numbers in a vector that is still worth showing
+_WHOLE_ROWS = 512  # records in memory at once where all are read: it bounds memory, and figures do not depend on it
+
+Before = Callable[[Mechanism, Facts], tuple[Phase, ...]]
 
 
 class Run:
@@ -62,64 +69,70 @@ class Run:
         earlier: Sequence[str | Path] = (),
         resume: str | Path | None = None,
         finish: bool = False,
+        before: Before | None = None,
+        follows: Run | None = None,
+        prepared: Sequence[Event] = (),
         after: tuple[float, ...] = (),
         notify: Callable[[str], None] = warnings.warn,
         **options: Any,
     ):
-        """`mechanism` and `performance`, or their options by name (see `attach`). `after` holds the noise multipliers of
-        releases on all records that follow the last step. `notify` hears what a user should know. With `resume`, all parts
-        are there only after `restore`; `finish` says that no step is to follow, so that the budget need not hold any."""
+        """`mechanism` and `performance`, or their options by name (see `attach`). `before` says what is measured in this budget
+        before training, in a run of its own that was closed, which the training `follows` (or, with `resume`, has followed).
+        `prepared` was charged already, to prepare the records; `after` holds the noise multipliers of releases on all records
+        that follow the last step (`finish`: there is none to come). `notify` hears what a user should know. With `resume`, all
+        parts are there only after `restore`."""
         mechanism, performance = chosen(mechanism, performance, options)
-        self.mechanism, self.performance = mechanism, performance
+        self.mechanism, self.performance, wrapper, model = mechanism, performance, model, unwrapped(model)
         parameters = guards.trainable_parameters(model, optimizer)
-        facts = _facts(loader, parameters, optimizer, after)
-        self.model = model
-        self._notes: list[str] = []
-        self.resumed = resume is not None
-        self._kept_in: set[Path] = set()
+        self.world = World.here(next(iter(parameters.values())).device)
+        self.model, facts = model, _facts(loader, parameters, optimizer, after)
+        self._notes, self._kept_in = list[str](), set[Path]()
+        self.automatic: list[str] = []  # what was found or chosen by rule, in words for the statement
+        self.resumed, self._prepared = resume is not None, tuple(prepared)
         engine = self._engine(parameters, loss_reduction, loss_declared, notify)
         collated = check_collate(loader, pad_to=pad_to) if mechanism.private else None
-        books = [Ledger.read(path) for path in earlier]
-        new = ledger is not None and not os.path.lexists(ledger)
+        self._measures = before is not None and follows is None and resume is None
+        books = [Ledger.read(path) for path in earlier] if follows is None else follows._kept_in_memory()
+        new = ledger is not None and not os.path.lexists(ledger) and self.world.leads
         self._saved = None if resume is None else Checkpoints(resume).newest(notify)
-        plan, facts = self._planned(facts, ledger, books)
+        plan, self.facts = self._planned(facts, ledger, books, before, follows)
         guards.check_groups(plan.method.name, plan.method.needs_groups, groups)
         self._data = data_fingerprint(loader.dataset, mechanism.seed)
+        self._begin_alike(facts, parameters)
         if resume is not None:
             check_resume(resume, self._saved, plan, self._data)
-        self._fingerprint = plan_fingerprint(plan, mechanism, performance, parameters, optimizer, loader, self._data)
-        book = open_ledger(ledger if plan.private else None, plan, books, self._saved, self._fingerprint)
+        alike = (parameters, optimizer, loader, self._data, self.world.size)
+        self._fingerprint = plan_fingerprint(plan, mechanism, performance, *alike)
+        book = self._ledger(ledger if plan.private else None, plan, books)
         self._ledger_path = ledger
-        own = [] if facts.counted is None else [facts.counted.event]
-        self._goes_on = book.events() != own  # an older ledger whose charges count
-        try:
-            other_noise = book.stream == book.segment  # for steps that are redone
-            if self._saved is not None and other_noise and not finish:
-                plan = with_what_is_left(plan, mechanism, facts, book, self._saved.step)
+        self._goes_on = not _same(book.events(), _of_this_run(plan, measured=not self._measures))  # older charges count
+        with _or_let_go(book, ledger if new else None):
+            if self._saved is not None and not finish and book.stream == book.segment:  # redone with other noise
+                plan = with_what_is_left(plan, mechanism, self.facts, book, self._saved.step)
             self._assemble(plan, engine, book, optimizer, loader, collated, groups)
-        except BaseException:  # the user's own code, say: the ledger is let go of, and a new one leaves no trace
-            book.close()
-            if new and not book.events():
-                Path(ledger).unlink(missing_ok=True)  # type: ignore[arg-type]
-            raise
         self.parts = RunState(model=model, optimizer=optimizer, step=StepState(self.stepper), generators=Generators())
-        self._closing: list[Callable[[], None]] = []
+        self._closing: list[Callable[[], None]] = [at_rest(wrapper)]
         self._claim = guards.Claim(model, parameters, optimizer, self.close)
 
     def _assemble(
         self,
         plan: Plan,
         engine: Engine,
-        book: Ledger,
+        book: AnyLedger,
         optimizer: Optimizer,
         loader: DataLoader[Any],
         collated: Any,
         groups: Callable[[Any], Tensor] | None,
     ) -> None:
-        key = self._key().derive(f"segment {book.stream}")
-        self.batches = SampledLoader(
-            loader, plan.sampler, key, max_physical_batch=self.performance.max_physical_batch, collated=collated
-        )
+        # What is measured before training has noise of its own, also where two ledgers in memory both begin at segment 0.
+        world, own = self.world, self._key()
+        label = f"{'measuring, ' if self._measures else ''}segment {book.stream}"
+        key, part = Key(world.told(own.secret), own.seeded).derive(label), (world.rank, world.size)
+        most = self.performance.max_physical_batch
+        self.batches = SampledLoader(loader, plan.sampler, key, max_physical_batch=most, collated=collated, part=part)
+        whole = PoissonSampler(plan.sampler.size, 1.0)
+        rows = most or max(1, min(_WHOLE_ROWS, round(plan.expected_batch_size)))
+        self._whole = SampledLoader(loader, whole, key, max_physical_batch=rows, collated=collated, part=part)
         self.stepper = Stepper(
             plan,
             initial_state(plan),
@@ -128,15 +141,53 @@ class Run:
             ledger=book,
             optimizer=optimizer,
             groups=groups,
+            world=world,
         )
 
-    def _planned(self, facts: Facts, ledger: str | Path | None, books: list[Ledger]) -> tuple[Plan, Facts]:
-        """The plan, after what the books hold; where the number of records is private it is counted first."""
-        spent = [event for book in books for event in book.events()]
+    def _begin_alike(self, facts: Facts, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Processes that train together have the same options and data; the leader's weights count."""
+        known = (facts, self.mechanism, self._data, list(parameters))
+        self.world.agree("data, model and options", repr(known).encode())
+        self.world.share_weights(self.model)
+
+    def _ledger(self, path: str | Path | None, plan: Plan, books: list[Ledger]) -> AnyLedger:
+        """The leader's, and what the others see of it."""
+        if not self.world.leads:
+            return FollowedLedger(self.world.told(b""))
+        book = open_ledger(path, plan, books, self._saved, self._fingerprint)
+        self.world.told(as_seen(book))
+        return book
+
+    def _planned(
+        self,
+        facts: Facts,
+        ledger: str | Path | None,
+        books: list[Ledger],
+        before: Before | None,
+        follows: Run | None,
+    ) -> tuple[Plan, Facts]:
+        """The plan, after what the books hold; where the number of records is private it is counted first. What follows a
+        measuring goes on with its plan, and with what it found."""
+        if follows is not None:
+            method = plans.method_of(self.mechanism)
+            return dataclasses.replace(follows.plan, method=method, learning_rate=facts.learning_rate), follows.facts
+        spent = [*self._prepared, *(event for book in books for event in book.events())]
         if self.mechanism.size == "private" and self.mechanism.private:
             counted = self._count(facts.size, ledger, books)
             facts, spent = facts._replace(counted=counted), [*spent, counted.event]
-        return plans.make(self.mechanism, facts, spent=spent), facts
+        if before is None:
+            return dataclasses.replace(plans.make(self.mechanism, facts, spent=spent), prepared=self._prepared), facts
+        facts = facts._replace(before=before(self.mechanism, facts))
+        if self._measures and ledger is not None and os.path.lexists(ledger):  # of a run that died while it measured
+            spent = [event for book in (*books, Ledger.read(ledger)) for event in book.events()]
+        plan = dataclasses.replace(plans.make(self.mechanism, facts, spent=spent), prepared=self._prepared)
+        if self._saved is not None:  # what it was calibrated to, after all that had been charged by then
+            plan = dataclasses.replace(plan, noise_multiplier=float(self._saved.facts["run"]["noise_multiplier"]))
+        return plan, facts
+
+    def _kept_in_memory(self) -> list[Ledger]:
+        """The ledger, where no file holds it; a process that does not write it has none."""
+        return [self.ledger] if self._ledger_path is None and isinstance(self.ledger, Ledger) else []
 
     def _key(self) -> Key:
         seed = self.mechanism.seed
@@ -148,6 +199,8 @@ class Run:
         if self._saved is not None and (known := self._saved.facts["run"].get("counted")):
             return Counted(int(known["records"]), StepEvent(1.0, float(known["noise_multiplier"])))
         event = plans.count_event(self.mechanism)
+        if not self.world.leads:
+            return Counted(int(self.world.told(b"")), event)
         facts = {"release": "the number of records, with noise", "neighbours": "add or remove one record"}
         if path is None:
             books.append(book := Ledger.in_memory(run=facts))
@@ -157,7 +210,9 @@ class Run:
             book.charge(0, event, note=facts)
             noise = GaussianNoise(self._key().derive(f"count {book.stream}"))
             (noised,) = noise.add([torch.tensor([float(size)], dtype=torch.float64)], event.noise_multiplier, step=0)
-        return Counted(max(1, round(noised.item())), event)
+        count = max(1, round(noised.item()))
+        self.world.told(str(count).encode())
+        return Counted(count, event)
 
     def _engine(
         self,
@@ -195,6 +250,10 @@ class Run:
         if self._saved is not None:
             self.parts.load(self._saved.state)
             self._saved = None
+            if (
+                not self.world.leads
+            ):  # the generators that were kept are the leader's: dropout is to differ between processes
+                torch.manual_seed(torch.initial_seed() + self.world.rank)
 
     def refuse_unkeepable(self) -> None:
         """Names a part whose state a checkpoint cannot hold, before the run relies on one."""
@@ -211,6 +270,8 @@ class Run:
                 "ledger=None: this run's ledger is in memory, and what was spent would be lost with the process; give "
                 "attach(ledger=FILE), or fit(ledger=FILE)"
             )
+        if not self.world.leads:
+            return Path(folder)  # the leader keeps it, for all
         step, facts = self.state.step, {"run": public_facts(self.plan), "data": self._data}
         facts |= {"run_id": self.ledger.run_id, "ledger_head": self.ledger.head}
 
@@ -241,7 +302,7 @@ class Run:
         return self.stepper.noise
 
     @property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> AnyLedger:
         return self.stepper.ledger
 
     def logical_batches(self, count: int) -> Iterator[Iterator[tuple[Any, Any]]]:
@@ -249,6 +310,20 @@ class Run:
         first = self.state.step
         for _, batches in groupby(self.batches.batches(range(first, first + count)), key=lambda pair: pair[0].step):
             yield batches
+
+    def all_records(self) -> Iterator[tuple[PhysicalBatch, Any]]:
+        """Every record once, in physical batches (of several processes, to each its part)."""
+        return self._whole.batches([self.state.step])
+
+    def release(self, sums: Tensor, event: Event, *, l2_bound: float, what: str) -> Tensor:
+        """Sums over all records with noise, in the sums' own memory: charged before that exists, as a step of its own. One
+        record moves the sums by at most `l2_bound`."""
+        step = self.state.step
+        self.ledger.charge(step, event, note={"release": what})
+        self.world.add_up([sums])
+        (noised,) = self.noise.add([sums], event.noise_multiplier * l2_bound, step=step)
+        self.stepper.state = self.state._replace(step=step + 1)
+        return noised
 
     def take_steps(self, count: int, loss: Callable[[Any], Tensor]) -> Iterator[None]:
         """Take the next `count` steps, one each time that it is asked. Where a physical batch does not fit into memory the
@@ -260,7 +335,9 @@ class Run:
                     private_step(self.stepper, batches, loss=loss)
                     yield
             except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-                if not _out_of_memory(error) or not self.batches.halve(self.stepper.rows):
+                # Of several processes each halves its own: with a seed the ledger must hear of it, and only one of them writes.
+                may = self._fingerprint is None or self.world.size == 1
+                if not _out_of_memory(error) or not may or not self.batches.halve(self.stepper.rows):
                     raise
                 self.stepper.drop()
                 self._leave_the_plan()
@@ -365,6 +442,14 @@ class Run:
             )
         return epsilon(self.ledger.events(), delta, self.plan.accountant)
 
+    def _attack(self, spent: Epsilon | None) -> dict[str, Any]:
+        """What the statement says of attackers: the best bound on their true-positive rates that the ledger gives."""
+        if not self.plan.private:
+            return {}
+        pair = (None, None) if spent is None else (spent.value, spent.delta)
+        found = trade_off(self.ledger.events(), *pair, whole_curve=self.plan.accountant != "rdp")
+        return {"attack": found.pairs(), "attack_source": found.source}
+
     def statement(self) -> Statement:
         plan, method = self.plan, self.plan.method
         spent = None if plan.delta is None or not plan.private else self._spent(None)
@@ -384,7 +469,8 @@ class Run:
             sample_rate=plan.sample_rate,
             expected_batch_size=plan.expected_batch_size,
             steps=sum(event.count for event in self.ledger.events()),
-            planned_steps=None if plan.steps is None else plan.steps + len(plan.after) + (plan.counted is not None),
+            planned_steps=planned_releases(plan),
+            **self._attack(spent),
             noise_multiplier=plan.noise_multiplier,
             noise_schedule=noise_path(plan, self.state.step),
             claimed_epsilon=None
@@ -397,9 +483,19 @@ class Run:
             seeded=self.mechanism.seed is not None,
             ledger=self._ledger_name(),
             ledger_head=self.ledger.head if plan.private else "",
-            notes=(*self._notes, *cost_of_groups(plan)),
+            automatic=tuple(self.automatic),
+            notes=(*self._notes, *self._together(), *cost_of_groups(plan)),
             versions=f"clipwise {__version__}, torch {torch.__version__}",
         )
+
+    def _together(self) -> list[str]:
+        size = self.world.size
+        if size == 1:
+            return []
+        return [
+            f"{size} processes trained together. Each step drew one sample of all records at the stated rate, of which each process took its part; "
+            "their sums were added up before the noise, which was drawn once in total (the same numbers from the same key in every process)."
+        ]
 
     def _ledger_name(self) -> str:
         if not self.plan.private:
@@ -412,6 +508,34 @@ def _facts(
 ) -> Facts:
     numbers = sum(p.numel() for p in parameters.values())
     return Facts(check_loader(loader), numbers, loader.batch_size, float(optimizer.param_groups[0]["lr"]), after)
+
+
+@contextmanager
+def _or_let_go(book: AnyLedger, made: str | Path | None) -> Iterator[None]:
+    """On an error (of the user's own code, say) the ledger is let go of, and one that was made just now leaves no trace."""
+    try:
+        yield
+    except BaseException:
+        book.close()
+        if made is not None and not book.events():
+            Path(made).unlink(missing_ok=True)
+        raise
+
+
+def _of_this_run(plan: Plan, *, measured: bool) -> list[Event]:
+    """What the ledger of a run without a past holds when its steps begin."""
+    counted = [] if plan.counted is None else [plan.counted.event]
+    return [*plan.prepared, *counted, *(plan.before if measured else ())]
+
+
+def _same(one: Sequence[Event], other: Sequence[Event]) -> bool:
+    def total(events: Sequence[Event]) -> Counter[tuple[type, float, float]]:
+        counts: Counter[tuple[type, float, float]] = Counter()
+        for event in events:
+            counts[type(event), event.sample_rate, event.noise_multiplier] += event.count
+        return counts
+
+    return total(one) == total(other)
 
 
 def _out_of_memory(error: BaseException) -> bool:

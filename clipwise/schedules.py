@@ -3,13 +3,14 @@
     constant      x_e   = x_0
     linear        x_e^2 = x_0^2 R^e                 R = 0.99   (the papers' name; it is geometric)
     time          x_e^2 = x_0^2 / (1 + R e)         R = 0.01
+    auto-time     the same, with R = x_0 / E        (Auto DP-SGD: from the noise and the planned epochs, see `settled`)
     step          x_e^2 = x_0^2 R^floor(e / D)      R = 0.5, D = 10
     exponential   x_e^2 = x_0^2 exp(-R e)           R = 0.1
     dynamic       x_t   = x_0 R^(t / T)             R = 0.8    (Du et al.: by step, over the T planned)
     levels        x_e   = x_0 * levels[e]           your own, one factor an epoch; the last one goes on
 
 e counts epochs, floor(q t) at step t, or steps with `by="step"`. The papers' tables define sigma *squared*, hence the
-squares. A schedule is public and fixed before training, so that the cost of every step is known in advance. As text
+squares; a bound that decays is scheduled by its own value (`square=False`). A schedule is public and fixed before training, so that the cost of every step is known in advance. As text
 it reads `step:decay=0.5,every=10` or `levels:1,0.9,0.8`.
 
 References: Auto DP-SGD (paper 000), Table 1; DP-SGD-Global-Adapt-V2 (001), Sec. 4.3; Du et al., "Dynamic Differential-
@@ -31,6 +32,7 @@ _DECAY = {
     "constant": None,
     "linear": 0.99,
     "time": 0.01,
+    "auto-time": None,
     "step": 0.5,
     "exponential": 0.1,
     "dynamic": 0.8,
@@ -76,21 +78,34 @@ class Schedule:
         if self.kind == "dynamic":
             object.__setattr__(self, "by", "step")
 
-    def factor(self, step: int, *, sample_rate: float, steps: int | None) -> float:
-        """The value at this step over the first one; `steps` are the planned ones."""
-        e = step if self.by == "step" else epoch_of(step, sample_rate)
-        return max(_SMALLEST, self._at(e, steps))
+    def settled(self, first: float, epochs: float | None) -> Schedule:
+        """With its first value known: `auto-time` is then a `time` schedule, R = x_0 / E; every other one is what it was."""
+        if self.kind != "auto-time":
+            return self
+        if epochs is None:
+            raise BadArgument("schedule='auto-time' decays by R = sigma_0 / epochs; give epochs")
+        return Schedule("time", decay=first / epochs, by=self.by) if first else Schedule()
 
-    def _at(self, e: int, steps: int | None) -> float:
+    def factor(self, step: int, *, sample_rate: float, steps: int | None, square: bool = True) -> float:
+        """The value at this step over the first one; `steps` are the planned ones. `square`: the formulas above give its
+        square (of noise); otherwise itself (of a bound)."""
+        e = step if self.by == "step" else epoch_of(step, sample_rate)
+        return max(_SMALLEST, self._at(e, steps, 2 if square else 1))
+
+    def _at(self, e: int, steps: int | None, root: int) -> float:
         r = self.decay or 0.0
         if self.kind == "linear":
-            return float(r ** (e / 2))
+            return float(r ** (e / root))
         if self.kind == "time":
-            return float((1 + r * e) ** -0.5)
+            return float((1 + r * e) ** (-1 / root))
+        if self.kind == "auto-time":
+            raise BadArgument(
+                "schedule='auto-time' follows from the noise: it is for the noise of a planned run alone. Give time:decay=R"
+            )
         if self.kind == "step":
-            return float(r ** (e // (self.every or 1) / 2))
+            return float(r ** (e // (self.every or 1) / root))
         if self.kind == "exponential":
-            return math.exp(-r * e / 2)
+            return math.exp(-r * e / root)
         if self.kind == "dynamic":
             if not steps:
                 raise BadArgument("schedule='dynamic' runs over the planned steps; give epochs")

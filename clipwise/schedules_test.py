@@ -87,3 +87,27 @@ def test_what_is_refused(value, match):
 def test_a_number_is_no_schedule(value):
     with pytest.raises(BadArgument, match="is no schedule"):
         make_schedule(value)
+
+
+def test_auto_time_takes_its_rate_from_the_noise():
+    """Auto DP-SGD, Table 1: R = sigma_0 / E. With sigma_0 = 1.4929 over 100 epochs sigma_e^2 = sigma_0^2 / (1 + 0.014929 e)."""
+    settled = Schedule("auto-time").settled(1.4929, 100)
+    assert settled == Schedule("time", decay=0.014929)
+    assert settled.settled(3.0, 10) == settled
+    with pytest.raises(BadArgument, match="epochs"):
+        Schedule("auto-time").settled(1.0, None)
+    with pytest.raises(BadArgument, match="time:decay"):
+        Schedule("auto-time").factor(3, sample_rate=Q, steps=STEPS)
+
+
+def test_a_bound_is_scheduled_by_its_own_value():
+    """R = 1/2 halves a bound, where it halves the square of a noise multiplier."""
+    for text, values in (("step:decay=0.5,every=1", [1, 0.5, 0.25]), ("linear:decay=0.9", [1, 0.9, 0.81])):
+        schedule = make_schedule(text)
+        seen = [schedule.factor(10 * e, sample_rate=Q, steps=STEPS, square=False) for e in range(3)]
+        assert seen == pytest.approx(values)
+    time = [make_schedule("time:decay=1").factor(10 * e, sample_rate=Q, steps=None, square=False) for e in range(3)]
+    assert time == pytest.approx([1, 1 / 2, 1 / 3])
+    exponential = make_schedule("exponential:decay=1").factor(20, sample_rate=Q, steps=None, square=False)
+    assert exponential == pytest.approx(math.exp(-2))
+    assert make_schedule([1, 0.5]).factor(10, sample_rate=Q, steps=None, square=False) == 0.5

@@ -13,6 +13,15 @@ from typing import Any
 _HEAD = re.compile(r"head ([0-9a-f]{16})\b")
 
 
+# What bounds an attacker's rates, in words
+ATTACK_SOURCES = {
+    "pld": "from the whole trade-off curve of all charged steps together (PLD), a record added or removed",
+    "epsilon": "from epsilon and delta alone (e^epsilon x rate + delta), which is weaker than a whole curve would be: there is "
+    "none for this sampling, accountant or search",
+}
+_PLAIN_RATE = 0.01  # the false-positive rate of the sentence in plain words
+
+
 @dataclass(frozen=True, kw_only=True)
 class Statement:
     private: bool
@@ -31,6 +40,10 @@ class Statement:
     expected_batch_size: float
     steps: int
     planned_steps: int | None
+    attack: tuple[
+        dict[str, float], ...
+    ] = ()  # the most that any attack reaches: {false_positive_rate, true_positive_rate}
+    attack_source: str = ""  # a key of ATTACK_SOURCES
     noise_multiplier: float
     noise_schedule: str = "constant"
     claimed_epsilon: float | None = None
@@ -46,6 +59,7 @@ class Statement:
     searched: tuple[str, ...] = ()  # options whose choice is covered by epsilon
     figures_by_group: str = "none were computed by Clipwise"
     unsafe_diagnostics: bool = False
+    automatic: tuple[str, ...] = ()  # what was found or chosen by rule, and what it cost
     notes: tuple[str, ...] = ()
     versions: str
 
@@ -54,8 +68,11 @@ class Statement:
         return {f.name: None if _infinite(values[f.name]) else values[f.name] for f in fields(self)}
 
     def to_markdown(self) -> str:
-        lines = ["# Privacy statement", "", *self._headline(), "", "| what | value |", "| --- | --- |"]
+        lines = ["# Privacy statement", "", *self._headline(), "", *self._plain_words()]
+        lines += ["| what | value |", "| --- | --- |"]
         lines += [f"| {what} | {value} |" for what, value in self._rows()]
+        if self.automatic:
+            lines += ["", "## What was automatic", "", *[f"- {line}" for line in self.automatic]]
         lines += ["", "## What is not covered", ""]
         lines += [f"- {line}" for line in self._limits()]
         if self.notes:
@@ -79,6 +96,12 @@ class Statement:
             )
         ]
 
+    def _plain_words(self) -> list[str]:
+        """For people who do not know what epsilon means."""
+        found = next((each for each in self.attack if each["false_positive_rate"] == _PLAIN_RATE), None)
+        what = self.unit + (" rather than on another" if self.neighbours.startswith("replace") else "")
+        return [] if found is None else [plain_words(found["true_positive_rate"], what), ""]
+
     def _rows(self) -> list[tuple[str, str]]:
         target = "none" if self.target_epsilon is None else f"{self.target_epsilon:g}"
         rows = [
@@ -90,6 +113,7 @@ class Statement:
             ),
             ("accountant", self.accountant),
             ("target epsilon", target),
+            *self._attack_rows(),
             ("sampler", self.sampler),
             ("sample rate q", f"{self.sample_rate:.10g}"),
             ("expected batch size (the denominator)", f"{self.expected_batch_size:g}"),
@@ -121,6 +145,18 @@ class Statement:
             ("figures by group", self.figures_by_group),
             ("software", self.versions),
         ]
+
+    def _attack_rows(self) -> list[tuple[str, str]]:
+        if not self.attack:
+            return []
+        rows = [
+            (
+                f"true-positive rate of any attack, where its false-positive rate is {100 * each['false_positive_rate']:g} %",
+                f"at most {shown_percent(each['true_positive_rate'])}",
+            )
+            for each in self.attack
+        ]
+        return [*rows, ("these rates", ATTACK_SOURCES.get(self.attack_source, self.attack_source))]
 
     def _size(self) -> str:
         if self.size_is_public:
@@ -164,6 +200,24 @@ def stated_head(statement: str | None) -> str | None:
     """The line of the ledger (the beginning of its SHA-256) that a statement was made after."""
     found = _HEAD.search(statement or "")
     return found and found[1]
+
+
+def plain_words(true_positive_rate: float, unit: str) -> str:
+    """What the true-positive rate at a false-positive rate of 1 % says, without epsilon."""
+    what = (
+        f"somebody who has this model and knows all the rest of the data wants to tell whether it was trained on {unit}"
+    )
+    if true_positive_rate >= 1:
+        return f"**In plain words:** where {what}, nothing proven here stands in the way."
+    return (
+        f"**In plain words:** {what}. If they may be wrong about 1 in 100 that were not used, they recognise at most "
+        f"{shown_percent(true_positive_rate).removesuffix(' %')} in 100 that were, whatever they try; guessing blindly recognises 1."
+    )
+
+
+def shown_percent(share: float) -> str:
+    """For people: two decimals, rounded up."""
+    return f"{min(100.0, math.ceil(share * 1e4 - 1e-9) / 100):.2f} %"
 
 
 def _infinite(value: Any) -> bool:

@@ -21,11 +21,12 @@ import torch
 from torch import Tensor
 
 from clipwise import guards
-from clipwise.accounting.ledger import Ledger
+from clipwise.accounting import AnyLedger
 from clipwise.noise import Noise
 from clipwise.norms import Bookkeeping, PlainEngine, PlainTape, Tape
 from clipwise.optim import hand_over
 from clipwise.plans import Plan
+from clipwise.ranks import World
 from clipwise.sampling import PhysicalBatch
 from clipwise.types import Decision, LoopMisuse, Released
 
@@ -53,6 +54,10 @@ class Partial:
     sides: dict[str, Tensor] = field(default_factory=dict)
     side_gradients: dict[str, list[Tensor]] = field(default_factory=dict)
 
+    def all(self) -> list[Tensor]:
+        more = [t for sums in self.side_gradients.values() for t in sums]
+        return [*self.gradient, *self.sides.values(), *more]
+
 
 class Stepper:
     """The step of one run. `state` is where the run stands."""
@@ -64,17 +69,19 @@ class Stepper:
         *,
         engine: Engine,
         noise: Noise,
-        ledger: Ledger,
+        ledger: AnyLedger,
         optimizer: torch.optim.Optimizer,
         groups: Callable[[Any], Tensor] | None = None,
+        world: World | None = None,
     ):
         self.plan, self.state = plan, state
         self.engine, self.noise, self.ledger, self.optimizer = engine, noise, ledger, optimizer
         self._groups = groups
+        self.world = world or World()
         self._batch: PhysicalBatch | None = None
         self._records: Any = None
         self._partial = Partial()
-        self.whereabouts = guards.Whereabouts()
+        self.whereabouts = guards.Whereabouts(self.world.size)
 
     @property
     def waits(self) -> bool:
@@ -123,19 +130,35 @@ class Stepper:
     def _release(self) -> None:
         plan, state = self.plan, self.state
         partial, self._partial = self._partial, Partial()
+        self._agree()
         charge(plan, state, self.ledger)
+        self.world.add_up(partial.all())
         released = add_noise(plan, state, partial, self.noise)
-        rate = plan.method.learning_rate(state.method)
+        rate, unit = plan.method.learning_rate(state.method), plan.method.unit(state.method)
         self.state = State(state.step + 1, plan.method.update(state.method, released, plan.context, state.step))
         hand_over(
             self.optimizer,
             self.engine.parameters,
             released,
-            expected_batch_size=plan.expected_batch_size,
+            divide_by=plan.expected_batch_size * unit,
             learning_rate=rate,
         )
         if plan.private:  # without privacy, backward() itself has called them
             guards.through_hooks(self.engine.parameters)
+
+    def _agree(self) -> None:
+        """Processes that train together stand at the same step, with the same state, rate and weights."""
+        if self.world.size > 1:
+            rates = [group["lr"] for group in self.optimizer.param_groups]
+            weights = torch.stack(torch._foreach_norm(list(self.engine.parameters), 1)).tolist()
+            known = (
+                self.state.step,
+                [_exact(v) for v in self.state.method],
+                rates,
+                weights,
+                self.plan.total(self.state.step),
+            )
+            self.world.agree("step, thresholds, learning rate and weights", repr(known).encode())
 
     def drop(self) -> None:
         """Forget what was summed of an unfinished logical batch."""
@@ -200,7 +223,7 @@ def clip_and_sum(
             partial.side_gradients[name] = _plus(partial.side_gradients.get(name, []), sums)
 
 
-def charge(plan: Plan, state: State, ledger: Ledger) -> None:
+def charge(plan: Plan, state: State, ledger: AnyLedger) -> None:
     """The step on record, before its noise exists."""
     upcoming = plan.steps_per_epoch if plan.steps is None else max(1, plan.steps - state.step)
     ledger.charge(state.step, plan.event(state.step), upcoming=upcoming, later=plan.event)
@@ -219,6 +242,10 @@ def add_noise(plan: Plan, state: State, partial: Partial, noise: Noise) -> Relea
             sides[query.name] = noise.add([partial.sides[query.name]], std, step=state.step)[0]
     std = shares.gradient * plan.method.noise_scale(state.method, sides, plan.context)
     return Released(noise.add(partial.gradient, std, step=state.step), sides, side_gradients, shares.gradient, std)
+
+
+def _exact(value: Any) -> Any:
+    return value.tolist() if isinstance(value, Tensor) else value
 
 
 def _plus(total: list[Tensor], more: list[Tensor]) -> list[Tensor]:

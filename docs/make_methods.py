@@ -126,6 +126,8 @@ def facts(name: str) -> str:
             lines[-1] += f" The gradient then gets {m['gradient_noise']:.4f} times the noise it would get alone."
     else:
         lines += ["Nothing is released beside the gradient: all of the step's budget is the gradient's."]
+        if m["automatic"]:
+            lines[-1] += " What is measured before the first step is charged in the same ledger (above)."
     lines += ["", f"Guarantee: {guarantee_text(m)}.", "", f"It adapts: {m['adapts']}. Left to tune: {tune_text(m)}."]
     if m["needs_groups"]:
         lines += ["", "It needs the group of each record; `clipwise train` takes the class."]

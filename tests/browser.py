@@ -58,11 +58,11 @@ class Browser:
                 return answer["result"]
             self._note(answer)
 
-    def open(self, page: Path, *, scheme="light", width=1280, height=900):
+    def open(self, page: Path | str, *, scheme="light", width=1280, height=900):
         self.errors, self._events = [], []
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
-        self.call("Page.navigate", url=page.resolve().as_uri())
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         while "Page.loadEventFired" not in self._events:
             self._note(self._read())
         return self

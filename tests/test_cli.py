@@ -33,6 +33,7 @@ KEYS = {
 }
 FILES = {
     "config.toml",
+    "preprocessing.json",
     "metrics.jsonl",
     "path.jsonl",
     "ledger.jsonl",
@@ -158,7 +159,8 @@ def test_methods():
     assert {"name", "sound", "side_queries", "options", "reference"} <= set(fixed)
     assert (fixed["sound"], fixed["side_queries"]) == (True, [])
     assert fixed == answer("methods", "fixed")
-    (option,) = fixed["options"]
+    option, common = fixed["options"]
+    assert (common["name"], common["type"], common["default"]) == ("normalise", "bool", False)
     assert (option["name"], option["type"], option["default"]) == ("threshold", "float", 1.0)
     for part in ("fixed", "Abadi", "sound"):
         assert part in run("methods").stdout
@@ -245,7 +247,7 @@ def test_the_recorded_config_repeats_the_run_and_options_win_over_it():
     assert (other["seed"], other["noise_multiplier"]) == (8, 0)
     recorded = tomllib.loads(Path("c/config.toml").read_text())
     assert (recorded["epsilon"], recorded["model"]) == (math.inf, "linear")
-    assert recorded["method_options"] == {"threshold": 0.5}
+    assert recorded["method_options"] == {"threshold": 0.5, "normalise": False}
     assert recorded["standardize"] == [0.3, 0.25]
     assert "noise_multiplier" not in recorded
 

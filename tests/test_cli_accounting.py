@@ -232,7 +232,7 @@ def test_plot_schedule():
     assert picture("s.png") > (1000, 500)
     assert told["steps"] == 3000
     rows = {row["schedule"]: row for row in told["schedules"]}
-    assert len(rows) == 8
+    assert len(rows) == 9
     assert rows["step:decay=0.8,every=20"]["last"] == pytest.approx(2 * 0.8**0.5)
     assert rows["levels:1.0,2.0,by=step"]["most"] == 4
     assert (rows["constant"]["first"], rows["constant"]["last"]) == (2, 2)
@@ -263,7 +263,7 @@ def test_bench_accounting(monkeypatch):
 def test_the_commands_of_the_docs_print_what_the_docs_say():
     page = (Path(__file__).parent.parent / "docs" / "accounting.md").read_text()
     shown = [pair for block in re.findall(r"```console\n(.*?)```", page, re.DOTALL) for pair in block.split("$ ")[1:]]
-    assert len(shown) == 6
+    assert len(shown) == 7
     for command, expected in (pair.split("\n", 1) for pair in shown):
         done = run(*shlex.split(command)[1:])
         assert digits(done.stdout) == pytest.approx(digits(expected), rel=1e-5), command

@@ -25,7 +25,9 @@ value = st.one_of(
 
 
 def dataset(records):
-    return SimpleNamespace(train=range(records), classes=10, recipe=Recipe("mlp", 64, 5, 0.25), kind="tabular")
+    return SimpleNamespace(
+        train=range(records), classes=10, recipe=Recipe("mlp", 64, 5, 0.25), kind="tabular", numbers=False
+    )
 
 
 @given(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), value), st.floats(1e-300, math.inf))
@@ -44,7 +46,7 @@ def test_resolved_fills_every_option_and_reads_back():
         0.9,
     )
     assert (config.epsilon, config.delta) == (3.0, 1e-5)
-    assert config.method_options == {"threshold": 1.0}
+    assert config.method_options == {"threshold": 1.0, "normalise": False}
     again = make_config(tomllib.loads(config.to_toml()))
     assert again == config.model_copy(update={"out": None})
     assert resolve(again, dataset(1437)) == again

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
 import clipwise
 from clipwise.accounting import Ledger, LedgerRollback, LedgerTampered
@@ -23,7 +23,7 @@ from clipwise.lab.faults.kills import kill
 from clipwise.lab.faults.rig import MODES, RESUME, STEPS, TRAIN, Lost, Rig, read_draws
 from clipwise.lab.faults.strikes import Strike
 from clipwise.loop.keeping import Keeping
-from clipwise.types import BadArgument, BudgetExhausted, Unsupported
+from clipwise.types import BadArgument, BudgetExhausted
 
 torch.manual_seed(0)
 X = torch.randn(60, 3)
@@ -142,7 +142,7 @@ def test_f09_bad_labels_are_refused_before_training_by_their_kind(targets, tmp_p
 
 
 def test_f10_an_empty_batch_is_a_step_of_noise_alone(tmp_path):
-    """On one rank; more than one is refused (F15)."""
+    """On one rank; on several: tests/test_ranks.py."""
     rate = {"expected_batch_size": 1, "epochs": 1}  # 60 steps at rate 1/60: about 22 batches are empty
     done = fit(tmp_path, **rate, checkpoints=None)
     assert done.steps == charged(tmp_path / "ledger.jsonl") == 60
@@ -204,35 +204,7 @@ def test_f14_other_noise_on_resume_is_a_segment_of_its_own_and_composes(tmp_path
     assert before < done.epsilon == ledger.epsilon(1e-4, "rdp").value
 
 
-@pytest.fixture
-def ranks(monkeypatch):
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
-
-
-def test_f15_several_ranks_are_refused_before_a_ledger_is_made(ranks, tmp_path):  # noqa: ARG001
-    """Until distributed training is built, no rank can die in the middle of a step: there is none."""
-    with pytest.raises(Unsupported, match="rank 1 of 2"):
-        fit(tmp_path)
-    assert not (tmp_path / "ledger.jsonl").exists()
-
-
-def test_f16_nor_can_ranks_disagree(ranks):  # noqa: ARG001
-    model = nn.Linear(3, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(Unsupported, match="each claim the whole epsilon"):
-        clipwise.attach(model, optimizer, DataLoader(DATA, batch_size=12), noise_multiplier=1.0, epochs=1)
-
-
-def test_f17_nor_does_a_run_go_on_with_another_number_of_ranks(tmp_path, monkeypatch, request):
-    fit(tmp_path)
-    before = charged(tmp_path / "ledger.jsonl")
-    request.getfixturevalue("ranks")
-    with pytest.raises(Unsupported, match="rank 1 of 2"):
-        fit(tmp_path, resume=tmp_path / "kept")
-    monkeypatch.undo()
-    assert charged(tmp_path / "ledger.jsonl") == before
+# F15 (a process that dies), F16 (processes that disagree) and F17 (another number of them): tests/test_ranks.py
 
 
 def test_f18_nothing_in_a_checkpoint_is_executed(rig):

@@ -125,7 +125,6 @@ def test_bad_targets_are_refused_before_training(targets, message):
         ({"expected_batch_size": 0}, "expected_batch_size=0"),
         ({"expected_batch_size": 5000}, "expected_batch_size=5000"),
         ({"epsilon": -1.0}, r"epsilon=-1\.0"),
-        ({"delta": None}, "delta=None"),
         ({"method": "none"}, "method='none'"),
         ({"method_options": {"threshold": -1}}, "threshold=-1"),
     ],

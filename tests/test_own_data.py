@@ -125,10 +125,10 @@ BAD_CSV = {
     "float label": ("a,y\n1,0.5\n", "not whole numbers"),
     "text label": ("a,y\n1,cat\n", "not whole numbers"),
     "missing label": ("a,y\n1,\n", "not whole numbers"),
-    "huge label": ("a,y\n1,99999999999999999999999\n", "not whole numbers"),
+    "huge label": ("a,y\n1,99999999999999999999999\n", "above 999"),
     "negative label": ("a,y\n1,-1\n", r"outside 0\.\.1"),
     "text feature": ("a,b,y\n1,red,0\n", "column 'b' holds text"),
-    "empty field": ("a,b,y\n1,,0\n", "column 'b' holds text or empty"),
+    "empty field": ("a,b,y\n1,,0\n", "column 'b' has empty fields"),
     "open quote": ('a,y\n"1,0\n', "cannot be read"),
 }
 
@@ -174,8 +174,8 @@ def test_a_line_of_five_gigabytes_is_refused_without_being_read(tmp_path):
         handle.write(b"a,y\n1")
         handle.truncate(5 * 1024**3)  # a sparse file: zeros without a line end, and hardly a byte on the disk
     code = (
-        "from clipwise.data.own import _read_csv; from clipwise.types import BadArgument; from pathlib import Path\n"
-        f"try: _read_csv(Path({str(path)!r}), 'y')\n"
+        "from clipwise.data.table import read_csv; from clipwise.types import BadArgument; from pathlib import Path\n"
+        f"try: read_csv(Path({str(path)!r}))\n"
         "except BadArgument as error: print(error)"
     )
     done = in_little_memory(code)
@@ -192,7 +192,7 @@ def test_an_archive_that_unpacks_to_more_than_the_memory(tmp_path):
     raw[at : at + 4] = b"\xff\xff\xff\xfe"[::-1]
     path.write_bytes(raw)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("clipwise.data.own._memory", lambda: 2**31)  # ... on a machine of half of that
+        patch.setattr("clipwise.data.table.memory", lambda: 2**31)  # ... on a machine of half of that
         with pytest.raises(BadArgument, match="unpacks to 4,294,967,294 bytes, and this machine has 2,147,483,648"):
             load(str(path))
 

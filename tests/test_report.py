@@ -1,7 +1,9 @@
 """`clipwise report`: the page of a real run in a real browser, hostile and damaged run folders, and what it prints."""
 
 import json
+import math
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from browser import CHROMIUM, Browser
 from typer.testing import CliRunner
 
 from clipwise.cli import app
+from clipwise.lab.report.bars import Bar, draw_bars
 
 KEYS = {"run", "page", "pictures", "problems", "figures"}
 
@@ -86,7 +89,7 @@ def test_page_and_pictures(folder):
     made = answer("report", folder)
     assert set(made) == KEYS
     assert made["page"] == str(folder / "report.html")
-    names = {"epsilon", "accuracy", "threshold", "noise-multiplier", "lr"}
+    names = {"attack", "epsilon", "accuracy", "threshold"}  # noise and rate do not move: numbers, no charts
     assert {Path(path).stem for path in made["pictures"]} == names
     assert all(Path(path).read_bytes().startswith(b"\x89PNG") for path in made["pictures"])
     result, shown = json.loads((folder / "result.json").read_text()), made["figures"]
@@ -102,11 +105,59 @@ def test_page_and_pictures(folder):
 
 
 @pytest.mark.usefixtures("quick_pictures")
+def test_what_an_attacker_gains_is_on_the_page(folder, tmp_path):
+    """This run was accounted for by RDP: its pair alone counts. The same run by the tight accountant has a whole curve."""
+    answer("report", folder)
+    page, told = (folder / "report.html").read_text(), json.loads((folder / "result.json").read_text())
+    assert "from epsilon and delta alone" in page
+    pair = {each["false_positive_rate"]: each["true_positive_rate"] for each in told["attack"]}
+    assert pair[0.001] == pytest.approx(math.exp(told["epsilon"]) * 0.001 + told["delta"], rel=1e-6)
+    words = ("train", "--model", "linear", "--epsilon", "5", "--epochs", "1", "--batch", "500", "--seed", "7")
+    tight = answer(*words, "--out", tmp_path / "tight")
+    assert all(each["true_positive_rate"] < 0.5 * pair[each["false_positive_rate"]] for each in tight["attack"][:2])
+    answer("report", tmp_path / "tight")
+    page = (tmp_path / "tight" / "report.html").read_text()
+    assert "from the whole trade-off curve" in page
+    assert "In plain words" in page
+    share = next(e["true_positive_rate"] for e in tight["attack"] if e["false_positive_rate"] == 0.01)
+    assert f"any attack, at most {100 * share:.2f} %" in page
+
+
+@pytest.mark.usefixtures("quick_pictures")
+def test_a_number_instead_of_a_chart_of_a_constant(folder):
+    answer("report", folder)
+    page = (folder / "report.html").read_text()
+    over = page[page.index("Over the run") :]
+    noise = lines_of(folder)[0]["noise_multiplier"]
+    assert f"<dt>Noise multiplier (noise std / l2 bound)</dt><dd>{noise:.6g}<small>throughout" in over
+    assert over.count('class="chart"') == 3  # epsilon, accuracy, threshold
+    assert "<dt>Clipping threshold C</dt>" not in over
+
+
+def test_bars_start_at_zero():
+    drawn = draw_bars("Accuracy", [Bar("a", 90.0, 88.0, 92.0, "90 %"), Bar("b", 45.0, 44.0, 46.0, "45 %")])
+    widths = [float(width) for width in re.findall(r'class="f0" x="[^"]+" y="[^"]+" width="([^"]+)"', drawn)]
+    assert widths[0] == pytest.approx(2 * widths[1], rel=1e-3)
+    assert ">0 %<" in drawn
+
+
+@pytest.mark.usefixtures("quick_pictures")
+def test_released_norms_stand_beside_the_threshold(tmp_path):
+    words = ("train", "--model", "linear", "--epsilon", "5", "--epochs", "2", "--batch", "500", "--seed", "7")
+    answer(*words, "--method", "dc-sgd-e", "--out", tmp_path / "run")
+    answer("report", tmp_path / "run")
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "90th percentile of the norms, as released" in page
+    path = list(map(json.loads, (tmp_path / "run" / "path.jsonl").read_text().splitlines()))
+    assert all(0 < line["norm_median"] <= line["norm_90"] for line in path)
+
+
+@pytest.mark.usefixtures("quick_pictures")
 def test_people_read_where_it_is(folder):
     for _ in range(2):  # a report that is there is replaced
         result = run("report", folder)
         assert result.exit_code == 0
-        assert result.stdout.count(str(folder / "report")) == 6
+        assert result.stdout.count(str(folder / "report")) == 5
 
 
 @pytest.mark.usefixtures("quick_pictures")
@@ -149,20 +200,21 @@ def test_charts_answer_to_keyboard_and_pointer(folder, browser):
     answer("report", folder)
     browser.open(folder / "report.html")
     lines = lines_of(folder)
-    said = "document.querySelector('.chart output').textContent"
-    assert browser.js("document.querySelector('.chart output').hidden")
-    browser.js("document.querySelector('.chart').focus()")
+    chart = "document.querySelectorAll('.chart')[1]"  # the first is what an attacker gains
+    said = f"{chart}.querySelector('output').textContent"
+    assert browser.js(f"{chart}.querySelector('output').hidden")
+    browser.js(f"{chart}.focus()")
     for key, line in (("ArrowRight", 0), ("ArrowRight", 1), ("End", -1), ("Home", 0)):
         browser.press(key)
         assert browser.js(said) == f"step {lines[line]['step']}\nepsilon {lines[line]['epsilon']:.6g}"
     browser.press("Escape")
-    assert browser.js("document.querySelector('.chart output').hidden")
+    assert browser.js(f"{chart}.querySelector('output').hidden")
     box = browser.js(
         "(c => { c.scrollIntoView(); return c.querySelectorAll('circle')[1].getBoundingClientRect().toJSON() })"
-        "(document.querySelectorAll('.chart')[1])"
+        "(document.querySelectorAll('.chart')[2])"
     )
     browser.move_to(box["x"] + 3, box["y"] + 20)
-    shown = browser.js("document.querySelectorAll('.chart output')[1].textContent")
+    shown = browser.js("document.querySelectorAll('.chart output')[2].textContent")
     assert shown.startswith(f"step {lines[1]['step']}\naccuracy {100 * lines[1]['accuracy']:.2f} % (")
     alts = browser.js("[...document.querySelectorAll('svg')].map(s => [s.getAttribute('role'), s.ariaLabel])")
     assert alts
@@ -234,7 +286,7 @@ def test_a_failed_run_is_reported_as_far_as_it_came(folder):
     steps = json.loads((folder / "result.json").read_text())
     (folder / "result.json").write_text('{"error": "power lost", "kind": "RuntimeError"}')
     made = answer("report", folder)
-    assert made["pictures"] == []
+    assert [Path(path).name for path in made["pictures"]] == ["attack.png"]  # by what the ledger charges up to then
     assert any("power lost" in problem for problem in made["problems"])
     shown = made["figures"]
     assert (shown["finished"], shown["steps"]) == (False, steps["steps"])

@@ -10,10 +10,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import clipwise
 from clipwise import plans
-from clipwise.accounting import StepEvent, epsilon, gradient_share, joint_noise_multiplier
+from clipwise.accounting import PlannedRun, StepEvent, epsilon, gradient_share, joint_noise_multiplier
 from clipwise.clipping import METHODS, make_method
 from clipwise.mechanism import Mechanism, make
 from clipwise.noise import GaussianNoise
+from clipwise.schedules import Schedule
 from clipwise.types import BadArgument, BudgetExhausted
 
 DATA = TensorDataset(torch.randn(60, 3), torch.randint(0, 2, (60,)))
@@ -68,7 +69,8 @@ def test_the_noise_that_is_drawn_is_the_noise_that_is_charged():
 
 
 @pytest.mark.parametrize(
-    "schedule", ["linear", "time", "step:every=3", "exponential", "dynamic", [1, 1.5, 0.5], lambda e: 1 / (1 + e)]
+    "schedule",
+    ["linear", "time", "auto-time", "step:every=3", "exponential", "dynamic", [1, 1.5, 0.5], lambda e: 1 / (1 + e)],
 )
 def test_a_target_is_met_over_the_whole_schedule(schedule):
     made = plan(schedule=schedule, epsilon=2.0, noise_multiplier=None)
@@ -168,3 +170,17 @@ def test_auto_dp_adds_no_noise_where_all_gradients_are_zero():
         optimizer.step()
         assert model.weight.grad.abs().max() < 1e-15
     private.detach()
+
+
+def test_auto_time_decays_by_its_own_noise():
+    """Paper 000 on MNIST: R = 1.4929 / 100, epsilon 1.5427 by RDP (tests/vectors/schedules.json, other orders there)."""
+    facts = plans.Facts(size=60_000, parameters=10, batch_size=64)
+    stated = {"schedule": "auto-time", "delta": 1e-5, "epochs": 100}
+    made = plans.make(make(Mechanism, {**stated, "noise_multiplier": 1.4929}), facts)
+    assert made.schedule == Schedule("time", decay=0.014929)
+    assert epsilon(made.coming(0, 93750), 1e-5, "rdp").value == pytest.approx(1.5427, rel=0.01)
+    planned = PlannedRun(64 / 60_000, 93750, Schedule("auto-time"))
+    assert epsilon(planned.events(1.4929), 1e-5, "rdp").value == pytest.approx(1.5427, rel=0.01)
+    again = plans.make(make(Mechanism, {**stated, "epsilon": 1.5427, "accountant": "rdp"}), facts)
+    assert again.noise_multiplier == pytest.approx(1.4929, rel=0.01)
+    assert again.schedule.decay == again.noise_multiplier / 100

@@ -112,7 +112,7 @@ def test_runs_resumes_and_makes_a_table(tmp_path):
 
     about = study.about("clipwise study small.toml")
     cells = summarise(about, again[0])
-    assert [(c.variant, c.epsilon, len(c.accuracies)) for c in cells] == [
+    assert [(c.variant, c.at, len(c.accuracies)) for c in cells] == [
         ("fixed", 1.0, 2),
         ("fixed", 8.0, 2),
         ("plain", None, 2),
@@ -224,7 +224,9 @@ def test_a_failure_is_told_and_the_others_go_on(tmp_path):
         ('title = "small"', 'tuning_cost = "free"', "not charged"),
         ("[grid]", '[picture]\ny = "lr"\n[grid]', "picture"),
         ("epsilon = [1, 8]", "", "no epsilon"),
-        ("epsilon = [1, 8]", "noise_multiplier = [1.0]", "no epsilon"),
+        ("epsilon = [1, 8]", "epsilon = [1, 8]\nnoise_multiplier = [1.0]", "both given"),
+        ("seed = [0, 1]", "seed = [0, 1]\n[grid.method_options]\nthreshold = 1", r"grid\.method_options\.threshold"),
+        ('name = "fixed"', 'name = "fixed, {treshold}"', "treshold"),
         ('{ "8" = 91.5 }', '{ "eight" = 91.5 }', "by epsilon"),
         ('model = "linear"', 'model = "lstm"', "lstm"),
         ('data = "digits"', 'data = "gone.csv"', "gone.csv"),

@@ -50,7 +50,7 @@ def test_a_run_verifies(runs, folder):
     assert set(found.files) == set(os.listdir(folder)) - {"ledger.jsonl", ".ledger.jsonl.head", "manifest.json"}
     told = answer("verify", folder)
     assert (told["verified"], told["epsilon"]) == (True, found.epsilon)
-    assert "verified, 7 files; epsilon 2.9" in run("verify", folder).stdout
+    assert "verified, 8 files; epsilon 2.9" in run("verify", folder).stdout
     run("report", folder)
     assert clipwise.verify(folder) == found  # a report is no part of the run
     plain = clipwise.verify(runs / "plain")
@@ -138,6 +138,7 @@ def _result_statement_manifest_and_close(folder, other):
     mend_manifest(folder)
     digest = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
     bound = {"weights": "model.safetensors", "statement": "statement.md", "result": "result.json"}
+    bound["preprocessing"] = "preprocessing.json"
     forge_close(folder, manifest=digest["manifest.json"], **{what: digest[name] for what, name in bound.items()})
 
 

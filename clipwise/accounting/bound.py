@@ -35,8 +35,7 @@ def epsilon(events: Iterable[Event], delta: float, accountant: str = "best") -> 
     | ----------------------------- | ------------------------------------------------ |
     | none, or all with count 0     | 0                                                |
     | any without noise             | infinity                                         |
-    | "rdp" and a bound above 100   | infinity (RDP is not trusted there)              |
-    | "pld", beyond floating point  | infinity                                         |
+    | beyond floating point         | infinity                                         |
     """
     delta = check_delta(delta)
     validate.choice("accountant", accountant, ACCOUNTANTS)

@@ -88,9 +88,9 @@ def test_trap_2_pld_takes_one_gaussian_inside_a_sample():
     assert pld_epsilon([StepEvent(0.01, joint_noise_multiplier([0.8, 10]))], 1e-6) > 0
 
 
-def test_trap_3_a_large_rdp_epsilon_is_not_reported():
+def test_trap_3_a_large_rdp_epsilon_is_a_bound_and_loose():
     events = [StepEvent(1e-3, 0.05, 100_000)]
-    assert rdp_epsilon(events, 1e-5) == math.inf
+    assert 28_041 < rdp_epsilon(events, 1e-5) < math.inf
     best = epsilon(events, 1e-5)
     assert best.accountant == "pld"
     assert best.value == pytest.approx(28_041, rel=1e-2)

@@ -39,7 +39,7 @@ _MARGIN = 1e-9  # relative, above the error of the sums
 
 
 def fixed_size_epsilon(events: Sequence[FixedSizeEvent], delta: float) -> float:
-    """Upper bound on epsilon at delta; infinity above 100."""
+    """Upper bound on epsilon at delta."""
     levels = coarsen(merge_as(FixedSizeEvent, events))
     if not levels:
         return 0.0

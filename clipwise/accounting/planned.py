@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import lru_cache
 
 import numpy as np
 
@@ -69,12 +69,12 @@ class PlannedRun:
     @property
     def levels(self) -> int:
         """How many different noise multipliers there are."""
-        return len(np.unique(self._factors[0]))
+        return len(np.unique(_factors(self, self._settled(1.0))[0]))
 
     def events(self, noise_multiplier: float, most_levels: int = MOST_LEVELS) -> tuple[Event, ...]:
         """What the run costs if it starts with this noise multiplier."""
         first = validate.non_negative("noise_multiplier", noise_multiplier, "give noise std / l2 bound")
-        factors, counts = self._factors
+        factors, counts = _factors(self, self._settled(first))
         kind: type[Event] = FixedSizeEvent if self.sampling == "without-replacement" else StepEvent
         rate = 1.0 if self.sampling == "none" else self.sample_rate
         return scheduled(kind, rate, first * factors, counts, most_levels)
@@ -88,21 +88,25 @@ class PlannedRun:
         many = self.levels > 2 * _ROUGH_LEVELS
         return calibrate_shape(target_epsilon, delta, self.events, accountant, rough=rough if many else None)
 
-    @cached_property
-    def _factors(self) -> tuple[np.ndarray, list[int]]:
-        """The schedule's factors and how many releases have each."""
-        if self.sampling != "none":
-            runs = self.schedule.runs(self.steps, self.sample_rate)
-            return np.array([factor for factor, _ in runs]), [count for _, count in runs]
-        batches = _batches_of_a_pass(self.sample_rate)
-        passes = math.ceil(self.steps / batches)
-        least = np.full(passes, np.inf)
-        step = 0
-        for factor, count in self.schedule.runs(self.steps, 1 / batches):
-            touched = slice(step // batches, (step + count - 1) // batches + 1)
-            least[touched] = np.minimum(least[touched], factor)
-            step += count
-        return least, [1] * passes
+    def _settled(self, first: float) -> Schedule:
+        return self.schedule.settled(first, self.steps * self.sample_rate)
+
+
+@lru_cache(maxsize=8)  # a calibration asks for the same again and again
+def _factors(run: PlannedRun, schedule: Schedule) -> tuple[np.ndarray, list[int]]:
+    """The factors of the run's schedule, settled, and how many releases have each."""
+    if run.sampling != "none":
+        runs = schedule.runs(run.steps, run.sample_rate)
+        return np.array([factor for factor, _ in runs]), [count for _, count in runs]
+    batches = _batches_of_a_pass(run.sample_rate)
+    passes = math.ceil(run.steps / batches)
+    least = np.full(passes, np.inf)
+    step = 0
+    for factor, count in schedule.runs(run.steps, 1 / batches):
+        touched = slice(step // batches, (step + count - 1) // batches + 1)
+        least[touched] = np.minimum(least[touched], factor)
+        step += count
+    return least, [1] * passes
 
 
 def _batches_of_a_pass(sample_rate: float) -> int:

@@ -39,7 +39,7 @@ from clipwise.accounting.dots import Dots, connect_the_dots
 from clipwise.accounting.events import StepEvent, merge
 from clipwise.accounting.gdp import gaussian_epsilon
 from clipwise.accounting.joint import joint_noise_multiplier
-from clipwise.accounting.tilt import Losses
+from clipwise.accounting.tilt import Losses, Tilted
 
 _GRID_ERROR = 3e-4  # what the grid may add to epsilon, relatively
 _GRID_ERROR_OF_MANY, _MANY = 1e-3, 128  # where there are more levels than this, each costs less
@@ -47,6 +47,10 @@ _CUT = 1e-4  # the share of delta given to infinite loss, and again to what wrap
 _FOLDED = 1e-6  # the chance, under the tilt, of a loss below the window, and of one above it
 _LEAST_POINTS, _MOST_POINTS = 1 << 13, 1 << 20  # of the grid: fewer save no time, more take seconds; chosen
 _ATTEMPTS = 8  # at a good tilt; each gives a bound, and the first is nearly always the last
+# Of the whole curve: the grid may add this to epsilon, over the loss's deviation where that is below 1, so that a chance
+# grows by some tenths of a percent; and so much mass is given to infinite loss, and again to what wraps around.
+_CURVE_ERROR, _CURVE_CUT = 1e-3, 1e-9
+_CURVE_POINTS = 1 << 17  # at most: with 128 levels of noise below 2 s on one core, with one below 0.1 s
 _UNIT = sys.float_info.epsilon
 
 
@@ -79,6 +83,7 @@ def _evaluate(events: tuple[StepEvent, ...], delta: float) -> float:
 class _Composed(NamedTuple):
     """The sum of all losses, tilted: mass exp(log_scale - tilt * loss) * masses at each loss of the window."""
 
+    width: float  # of the grid
     losses: np.ndarray
     masses: np.ndarray
     log_scale: float
@@ -95,19 +100,10 @@ def _one_direction(events: tuple[StepEvent, ...], delta: float, *, removal: bool
     relative = _GRID_ERROR if len(events) <= _MANY else _GRID_ERROR_OF_MANY
     far = losses.beyond(losses.at(0.0), math.log(_CUT * delta), 1)
     for _ in range(_ATTEMPTS):
-        lower, upper = (losses.beyond(centre, math.log(_FOLDED), side) for side in (-1, 1))
-        top = max(far.mean, upper.mean)
-        span = top - lower.mean
-        width = losses.width_for(centre, relative * max(centre.mean, 1e-2 * math.sqrt(centre.variance), 1e-300))
-        width = min(max(width, span / _MOST_POINTS), span / _LEAST_POINTS)
-        # A step's own losses, too, are held on a bounded number of points.
-        width = max(width, (min(losses.largest, top) - max(losses.smallest, min(lower.mean, 0) - span)) / _MOST_POINTS)
-        if not width > 1e-300:
+        error = relative * max(centre.mean, 1e-2 * math.sqrt(centre.variance), 1e-300)
+        composed = _composed_around(centre, far, losses, events, error, cut, removal=removal)
+        if composed is None:
             return math.inf
-        margin = 16 + math.ceil((0.01 * span + 8 * math.sqrt(losses.spread_by_grid(centre, width))) / width)
-        points = fft.next_fast_len(math.ceil(span / width) + 2 * margin, real=True)
-        start = math.floor(lower.mean / width) - margin
-        composed = _compose(events, centre.tilt, far.tilt, width, start, points, cut, removal)
         value, previous = _epsilon(composed, delta), best
         best = min(best, value)
         close_enough = abs(value - centre.mean) <= 0.1 * value or value > 0.999 * previous
@@ -116,6 +112,54 @@ def _one_direction(events: tuple[StepEvent, ...], delta: float, *, removal: bool
         # The loss is far from normal, and under so strong a tilt rare large losses may crowd the window: ease off.
         centre = losses.at(centre.tilt / 2)
     return best
+
+
+def whole_curve(events: tuple[StepEvent, ...], *, removal: bool) -> tuple[float, np.ndarray, np.ndarray, float] | None:
+    """The whole distribution of the composed loss for one direction, pessimistic as above: the width of a grid, its losses,
+    the mass at each, and what is infinite or left the window at its top. None where floating point cannot answer.
+
+    Without a tilt: for chances that are not tiny, to which some 1e-8 may be added.
+    """
+    events = _collapse_unsampled(events)
+    cut = _CURVE_CUT / sum(event.count for event in events)
+    losses = Losses(events, cut, removal=removal)
+    plain = losses.at(0.0)
+    far = losses.beyond(plain, math.log(_CURVE_CUT), 1)
+    error = _CURVE_ERROR * min(1.0, math.sqrt(plain.variance))
+    composed = _composed_around(
+        plain, far, losses, events, max(error, 1e-300), cut, removal=removal, most_points=_CURVE_POINTS
+    )
+    if composed is None:
+        return None
+    return composed.width, composed.losses, math.exp(composed.log_scale) * composed.masses, composed.lost
+
+
+def _composed_around(
+    centre: Tilted,
+    far: Tilted,
+    losses: Losses,
+    events: tuple[StepEvent, ...],
+    error: float,
+    cut: float,
+    *,
+    removal: bool,
+    most_points: int = _MOST_POINTS,
+) -> _Composed | None:
+    """The sum of all losses on a grid that adds about `error` to epsilon, in a window around the centre; None where no
+    window does."""
+    lower, upper = (losses.beyond(centre, math.log(_FOLDED), side) for side in (-1, 1))
+    top = max(far.mean, upper.mean)
+    span = top - lower.mean
+    width = losses.width_for(centre, error)
+    width = min(max(width, span / most_points), span / _LEAST_POINTS)
+    # A step's own losses, too, are held on a bounded number of points.
+    width = max(width, (min(losses.largest, top) - max(losses.smallest, min(lower.mean, 0) - span)) / most_points)
+    if not width > 1e-300:
+        return None
+    margin = 16 + math.ceil((0.01 * span + 8 * math.sqrt(losses.spread_by_grid(centre, width))) / width)
+    points = fft.next_fast_len(math.ceil(span / width) + 2 * margin, real=True)
+    start = math.floor(lower.mean / width) - margin
+    return _compose(events, centre.tilt, far.tilt, width, start, points, cut, removal)
 
 
 def _compose(
@@ -166,7 +210,7 @@ def _compose(
     log_scale += sums * (abs(log_scale) + abs(tilt) * width * max(abs(start), abs(end)))
     wrapped = 0.0 if last < end else math.exp(min(log_wrapped, 0.0))
     lost = -math.expm1(log_finite) + wrapped
-    return _Composed(width * np.arange(start, end), np.maximum(masses, 0) + wrong, log_scale, tilt, lost)
+    return _Composed(width, width * np.arange(start, end), np.maximum(masses, 0) + wrong, log_scale, tilt, lost)
 
 
 def _tilt(dots: Dots, width: float, tilt: float) -> tuple[np.ndarray, float]:

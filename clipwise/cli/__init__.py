@@ -24,20 +24,24 @@ from clipwise.cli import (
     calibrate,
     claims,
     data,
+    evaluate,
     fairness,
     faults,
     fuzz,
+    init,
     ledger,
     methods,
     models,
     output,
     plot_schedule,
+    predict,
     report,
     resume,
     study,
     train,
     tune,
     verify,
+    watch,
 )
 from clipwise.types import ClipwiseError
 
@@ -113,8 +117,12 @@ def _clipwise(
 
 _COMMANDS = (
     train.train,
+    init.init,
     resume.resume,
+    predict.predict,
+    evaluate.evaluate,
     report.report,
+    watch.watch,
     account.account,
     calibrate.calibrate,
     ledger.ledger,

@@ -22,10 +22,14 @@ def account(
     sampling: run_options.Sampling = "poisson",
     delta: run_options.Delta = 1e-5,
     accountant: run_options.Accountant = "best",
+    attack: Annotated[
+        bool, typer.Option(help="Also print the highest true-positive rate that any attack can reach.")
+    ] = False,
     as_json: output.JsonOption = False,
 ) -> None:
     """The epsilon that a run with these settings spends."""
-    from clipwise.accounting import epsilon
+    from clipwise.accounting import epsilon, trade_off
+    from clipwise.statement import ATTACK_SOURCES, shown_percent
 
     run = run_options.planned_run(
         sample_rate=sample_rate,
@@ -38,7 +42,9 @@ def account(
         every=every,
         sampling=sampling,
     )
-    spent = epsilon(run.events(noise_multiplier), delta, accountant)
+    events = run.events(noise_multiplier)
+    spent = epsilon(events, delta, accountant)
+    found = trade_off(events, spent.value, spent.delta, whole_curve=accountant != "rdp")
     if as_json:
         output.print_json(
             {
@@ -47,6 +53,8 @@ def account(
                 "delta": spent.delta,
                 "accountant": spent.accountant,
                 "noise_multiplier": noise_multiplier,
+                "attack": list(found.pairs()),
+                "attack_source": found.source,
                 **run_options.described(run),
             }
         )
@@ -55,3 +63,9 @@ def account(
             f"epsilon = {output.rounded_up(spent.value)} at delta = {spent.delta:g} ({spent.accountant} accountant)"
         )
         typer.echo(run_options.sentence(run))
+        if attack:
+            for false, true in zip(found.false_positive_rates, found.true_positive_rates, strict=True):
+                typer.echo(
+                    f"any attack: at most {shown_percent(true)} true positives at {100 * false:g} % false positives"
+                )
+            typer.echo(ATTACK_SOURCES[found.source])

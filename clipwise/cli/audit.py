@@ -10,6 +10,7 @@ from rich.progress import track
 from rich.table import Table
 
 from clipwise.cli import output
+from clipwise.cli.together import together
 from clipwise.types import ClipwiseError
 
 app = typer.Typer(
@@ -50,12 +51,14 @@ def edges(
 
 
 @app.command()
+@together
 def step(
     method: Annotated[str, typer.Argument(help="A name from `clipwise methods`.")] = "fixed",
     steps: Annotated[int, typer.Option(help="Of the statistical part: more find smaller faults.")] = 40,
     as_json: output.JsonOption = False,
 ) -> None:
-    """Audit the private step with a method: sensitivity by replay, noise by statistics (see docs/threat_model.md)."""
+    """Audit the private step with a method: sensitivity by replay, noise by statistics (see docs/threat_model.md). Under
+    torchrun, of several processes together."""
     from clipwise import validate
     from clipwise.clipping import make_method
     from clipwise.lab.audit import audit_step

@@ -32,7 +32,7 @@ def claims(
 ) -> None:
     """Privacy figures that papers publish, recomputed, and what every step counted costs.
 
-    An honest figure is null in JSON where no finite epsilon holds; for RDP also above 100, where it is not trusted.
+    An honest figure is null in JSON where no finite epsilon holds.
     """
     from clipwise.lab.claims import PAPERS, page, rows
 

@@ -1,20 +1,36 @@
-"""`clipwise data`: which data sets are at hand, where, and how to get the others; `clipwise data get` fetches one."""
+"""`clipwise data`: which data sets are at hand, where, and how to get the others; `clipwise data get` fetches one;
+`clipwise data FILE` says what is understood of a file of one's own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from clipwise.cli import output
+from clipwise.types import BadArgument
 
 if TYPE_CHECKING:
     from clipwise.data import Source
     from clipwise.data.fetch import Progress
+    from clipwise.data.table import Table
 
-app = typer.Typer(add_completion=False)
+_SHOWN = 100  # columns in the table of a file: more are counted
+
+
+class _NamesOrFile(TyperGroup):
+    """`clipwise data FILE` is `clipwise data show FILE`: what is no command is a file."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        known = args and args[0] in self.commands
+        return super().resolve_command(ctx, args if known or not args else ["show", *args])
+
+
+app = typer.Typer(add_completion=False, cls=_NamesOrFile)
 
 
 @app.callback(invoke_without_command=True)
@@ -45,7 +61,9 @@ def data(context: typer.Context, as_json: output.JsonOption = False) -> None:
             typer.echo(f"  {r['edition']}")
         if not r["found"]:
             typer.echo(f"  to get it: {r['how_to_get']}")
-    typer.echo("Data of your own: --data FILE.npz (arrays x, y), or --data FILE.csv --label COLUMN.")
+    typer.echo(
+        "Data of your own: `clipwise data FILE` says what is understood of it, `clipwise init FILE` writes a config."
+    )
 
 
 def _row(source: Source) -> dict[str, Any]:
@@ -70,6 +88,60 @@ def _row(source: Source) -> dict[str, Any]:
         "how_to_get": source.how_to_get,
         "fetchable": source.fetchable is not None,
     }
+
+
+@app.command(hidden=True)
+def show(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(help="A table or a folder of your own.")],
+    label: Annotated[str | None, typer.Option(help="The column to be predicted.")] = None,
+    as_json: output.JsonOption = False,
+) -> None:
+    """What is understood of a file of your own (names and types, no values), and what is still to be said."""
+    from clipwise.data.columns import some
+    from clipwise.data.describe import describe, missing_words, unscaled_columns
+    from clipwise.data.schema import unscaled
+
+    found = describe(read_own(file), label, file)
+    missing, bare = missing_words(found), unscaled_columns(found)
+    warnings = [unscaled(bare)] if bare else []
+    if as_json or context.obj:
+        columns = [{"name": g.name, "kind": g.kind, "has_gaps": g.gaps} for g in found.guesses]
+        output.print_json(
+            {"file": str(file), "label": found.label, "columns": columns, "missing": missing, "warnings": warnings}
+        )
+        return
+    rows = [
+        [some([g.name]), g.kind, "yes" if g.gaps else "", "the label" if g.name == found.label else ""]
+        for g in found.guesses[:_SHOWN]
+    ]
+    output.print_table(f"{file}: as it looks (no values are shown)", ["column", "kind", "gaps", ""], rows)
+    if len(found.guesses) > _SHOWN:
+        typer.echo(f"and {len(found.guesses) - _SHOWN:,} columns more")
+    typer.echo("Still to be said:" if missing else "Nothing else has to be said.")
+    for line in missing:
+        typer.echo(f"  {line}")
+    for line in warnings:
+        typer.echo(f"warning: {line}")
+    name = found.label or "COLUMN"
+    typer.echo(f"A config with all of it, to read and to change: clipwise init {file} --label {name}")
+
+
+def read_own(file: Path) -> Table:
+    """A user's own table; arrays have no columns to tell of."""
+    from clipwise.data.table import TABLES, read_table
+    from clipwise.files import is_folder
+
+    if file.suffix.lower() == ".npz":
+        raise BadArgument(
+            f"{file} holds arrays x and y, without columns: clipwise train --data {file} --range LOW:HIGH trains on it"
+        )
+    if not is_folder(file) and file.suffix.lower() not in TABLES:
+        raise BadArgument(
+            f"{str(file)[-200:]!r} is no file that can be read; give {', '.join(TABLES)}, or a folder of images or texts (data sets by "
+            "name: `clipwise data`)"
+        )
+    return read_table(file)
 
 
 @app.command()

@@ -129,6 +129,10 @@ def _from_file(file: Path, quick: bool) -> Study:
     from clipwise.lab.study import read_study
 
     made = read_study(file, quick=quick)
+    if made.keyed == "noise":
+        raise BadArgument(
+            f"study={str(file)!r} states noise_multiplier, and gaps are compared at equal epsilons; state epsilon"
+        )
     if not any(trial.config.epsilon == float("inf") for trial in made.trials):
         raise BadArgument(
             f"study={str(file)!r} has no variant without privacy to compare with; add one with epsilon = inf"
@@ -179,7 +183,7 @@ def _check_groups(study: Study, texts: list[str]) -> tuple[str, list[Pair]]:
         pairs.append((a, b))
     for name, config in {trial.config.data: trial.config for trial in study.trials}.items():
         if is_file(name):
-            loaded = load(name, **config.model_dump(include={"label", "classes", "ranges", "test_fraction"}))
+            loaded = load(name, **config.own)
             names = find_grouping(loaded, grouping).names
         elif grouping == BY_CLASS:
             names = DATASETS[name].class_names

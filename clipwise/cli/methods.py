@@ -13,6 +13,16 @@ from clipwise.cli import output
 # Side queries and their shares depend a little on the run: those shown are asked in a run like this one.
 BATCH, NOISE = 256.0, 1.0
 
+_EXPLAINED = [
+    ("before", "one noised histogram of gradient norms; then a race of a few learning rates, a few steps each at more"),
+    ("", "noise, scored by noised counts and thrown away: all inside the epsilon that was named"),
+    ("then", "Adam at the rate that won, which may rise late in the run; the average of the weights is released"),
+    ("", "look -> J      race -> rate                    train, and average"),
+    ("", "[all records]  [r1][r2][r3][r4][r5] -> scores  [step][step][step] ... [step] -> weights"),
+    ("", "'--- noise --'  '--- 3 x noise ---'  '- noise -'  '---------- noise ----------'"),
+    ("more", "docs/methods/auto.md: where the rate comes from, what was seen, where it loses"),
+]
+
 
 def methods(
     name: Annotated[str | None, typer.Argument(help="Show this method's options and facts.")] = None,
@@ -61,11 +71,13 @@ def _print_one(m: Mapping[str, Any]) -> None:
         ("left to tune", tune_text(m)),
         ("guarantee", guarantee_text(m)),
     ]
+    if m["automatic"]:
+        facts += _EXPLAINED
     if m["needs_groups"]:
         facts.append(("needs", "the group of each record; `clipwise train` takes the class"))
     typer.echo(f"{m['name']}: {m['summary']}\n")
     for what, value in facts:
-        typer.echo(f"{what + ':':14}{value}")
+        typer.echo(f"{what + ':' if what else '':14}{value}")
     if not m["sound"]:
         typer.echo("\nIt runs only when allowed by name, and its epsilon is reported as infinite.")
     typer.echo("")
@@ -95,8 +107,9 @@ def describe(name: str) -> dict[str, Any]:
         "gradient_noise": gradient_share(NOISE, [side.noise_multiplier for side in sides]) / NOISE
         if kind.sound
         else None,
-        "tune": [*kind.tune, "lr"],  # a method that learns the rate starts at it
+        "tune": [*kind.tune, *([] if kind.automatic else ["lr"])],  # a method that learns the rate starts at it
         "needs_groups": kind.needs_groups,
+        "automatic": kind.automatic,
         "options": method_options(name),
     }
 

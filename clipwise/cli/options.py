@@ -13,6 +13,9 @@ from clipwise.files import Malformed, number
 from clipwise.mechanism import ordered
 from clipwise.training.options import TrainConfig
 
+_FLAGS = {"ranges": "--range", "categories": "--category", "texts": "--text", "dates": "--date"}  # one at a time
+_AS_TEXT = ("classes", "image_size")  # several values in one text
+
 
 def takes_run_options(
     only: Collection[str] | None = None, *, but: Collection[str] = (), help: Mapping[str, str] | None = None
@@ -36,7 +39,8 @@ def takes_run_options(
 
 def _parameter(name: str, help: str | None) -> inspect.Parameter:
     field = TrainConfig.model_fields[name]
-    kind, flag = _type(field.annotation), f"--{(field.serialization_alias or name).replace('_', '-')}"
+    flag = _FLAGS.get(name, f"--{(field.serialization_alias or name).replace('_', '-')}")
+    kind = str if name in _AS_TEXT else _type(field.annotation)
     real: dict[str, Any] = {"parser": _real, "metavar": "FLOAT"} if kind is float else {}
     option = typer.Option(flag, help=help or field.description, **real)
     annotation = Annotated[kind | None, option]  # type: ignore[valid-type]
@@ -53,8 +57,11 @@ def _real(text: str) -> float:
         raise typer.BadParameter(f"{text!r} is not a valid float.") from error
 
 
-def _type(annotation: Any) -> type:
-    """What the parser is to make of the words: a number for whole or real ones, text for anything that has a name."""
+def _type(annotation: Any) -> Any:
+    """What the parser is to make of the words: a number for whole or real ones, text for anything that has a name, and
+    several texts for a list or a table (cli/own_words.py reads them)."""
+    if get_origin(annotation) in (list, dict):
+        return list[str]
     if get_origin(annotation) in (Union, UnionType):
         kinds = {_type(each) for each in get_args(annotation) if each is not NoneType}
         return float if kinds == {int, float} else next(iter(kinds)) if len(kinds) == 1 else str

@@ -42,7 +42,7 @@ def plot_schedule(
     schedules = [text for each in schedules for text in (named if each == "all" else [each])]
     if len(schedules) > _MOST_LINES:
         raise BadArgument(f"schedules: {len(schedules)} lines cannot be told apart; give at most {_MOST_LINES}")
-    made = [make_schedule(text) for text in schedules]
+    made = [make_schedule(text).settled(noise_multiplier, epochs) for text in schedules]
     # The first step of each epoch and points between, up to the last step.
     count = min(steps, _MOST_POINTS)
     places = sorted({(steps - 1) * k // max(1, count - 1) for k in range(count)})

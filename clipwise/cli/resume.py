@@ -8,10 +8,12 @@ from typing import Annotated
 import typer
 
 from clipwise.cli import output
+from clipwise.cli.together import together
 from clipwise.cli.train import CheckpointEvery, Rescue, run_and_show
 from clipwise.types import BadArgument
 
 
+@together
 def resume(
     run: Annotated[Path, typer.Argument(help="The folder of a run that did not finish.")],
     finish: Annotated[

@@ -28,7 +28,7 @@ ScheduleText = Annotated[
     str | None,
     typer.Option(
         "--schedule",
-        help="How the noise changes: constant, linear, time, step, exponential, dynamic, "
+        help="How the noise changes: constant, linear, time, auto-time, step, exponential, dynamic, "
         "or a text such as step:decay=0.5,every=10 or levels:1,0.9,0.8.",
     ),
 ]

@@ -95,7 +95,7 @@ class Progress(Watcher):
             how = f"failed: {outcome.error}" if line is None else _figure(line)
             count = len(self._done) + len(self._failed)
             self._say(
-                f"[{count}/{len(self._trials)}] {trial.variant}, {heading(_epsilon(trial))}, seed {trial.config.seed}: "
+                f"[{count}/{len(self._trials)}] {trial.variant}, {heading(_stated(trial), self._study.keyed)}, seed {trial.config.seed}: "
                 f"{how} ({outcome.seconds:.0f} s; {self.left()})"
             )
 
@@ -124,15 +124,15 @@ class Progress(Watcher):
 
     def _table(self, kind: tuple[str, str | None]) -> Table:
         here = [trial for trial in self._trials.values() if _kind(trial) == kind]
-        epsilons = sorted({_epsilon(trial) for trial in here}, key=lambda e: float("inf") if e is None else e)
+        epsilons = sorted({_stated(trial) for trial in here}, key=lambda e: float("inf") if e is None else e)
         title = kind[0] if kind[1] is None else f"{kind[0]}, {kind[1]}"
         table = Table(title=title, title_justify="left")
         table.add_column("method", no_wrap=True)
         for epsilon in epsilons:
-            table.add_column(heading(epsilon), justify="right", no_wrap=True)
+            table.add_column(heading(epsilon, self._study.keyed), justify="right", no_wrap=True)
         for variant in dict.fromkeys(trial.variant for trial in here):
             own = [trial for trial in here if trial.variant == variant]
-            table.add_row(variant, *(self._cell([t for t in own if _epsilon(t) == e]) for e in epsilons))
+            table.add_row(variant, *(self._cell([t for t in own if _stated(t) == e]) for e in epsilons))
         return table
 
     def _cell(self, trials: Sequence[Trial]) -> Text:
@@ -165,9 +165,10 @@ def _kind(trial: Trial) -> tuple[str, str | None]:
     return trial.config.data, trial.config.model
 
 
-def _epsilon(trial: Trial) -> float | None:
+def _stated(trial: Trial) -> float | None:
+    """Its epsilon or its sigma_0; None without privacy."""
     epsilon = trial.config.epsilon
-    return None if epsilon == float("inf") else epsilon
+    return None if epsilon == float("inf") else trial.config.noise_multiplier if epsilon is None else epsilon
 
 
 def _figure(line: Mapping[str, Any]) -> str:

@@ -16,6 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from clipwise.cli import output
 from clipwise.cli.options import takes_run_options
+from clipwise.cli.own_words import own_words, pair
+from clipwise.cli.together import together
 from clipwise.files import Malformed, parse_json
 from clipwise.statement import shown_epsilon
 from clipwise.training.options import TrainConfig
@@ -35,16 +37,14 @@ Rescue = Annotated[
 ]
 
 
-@takes_run_options(but=("method_options", "ranges", "standardize", "tensorboard", "after"))
+@takes_run_options(but=("method_options", "standardize", "tensorboard", "after"))
+@together
 def train(
     *,
     threshold: Annotated[float | None, typer.Option(help="Short for --method-option threshold=VALUE.")] = None,
     method_option: Annotated[list[str] | None, typer.Option(help="An option of the method, NAME=VALUE.")] = None,
     decay: Annotated[float | None, typer.Option(help="R of the schedule.")] = None,
     every: Annotated[int | None, typer.Option(help="D of the step schedule, in epochs.")] = None,
-    ranges: Annotated[
-        list[str] | None, typer.Option("--range", help=TrainConfig.model_fields["ranges"].description)
-    ] = None,
     standardize: Annotated[str | None, typer.Option(help=TrainConfig.model_fields["standardize"].description)] = None,
     tensorboard: Annotated[
         str | None, typer.Option(metavar="[DIR]", help=TrainConfig.model_fields["tensorboard"].description)
@@ -55,6 +55,10 @@ def train(
     ] = False,
     checkpoint_every: CheckpointEvery = None,
     rescue: Rescue = None,
+    serve: Annotated[
+        bool,
+        typer.Option("--serve", help="Show the run in a browser on this machine while it trains (`clipwise watch`)."),
+    ] = False,
     config: Annotated[Path | None, typer.Option(help="A .toml or .yaml file of options; those given here win.")] = None,
     as_json: output.JsonOption = False,
     **given: Any,
@@ -69,12 +73,11 @@ def train(
     given |= {
         "method_options": options or None,
         "schedule": written(given["schedule"], decay, every),
-        "ranges": dict(map(_range, ranges)) if ranges else None,
         "standardize": None if standardize is None else _mean_and_deviation(standardize),
         "after": after or None,
         "tensorboard": True if tensorboard == "" else tensorboard,
     }
-    given = {name: value for name, value in given.items() if value is not None}
+    given = own_words(given)
     where = "the options" if config is None else str(config)
     asked = make_config(merged({} if config is None else read_config(config), given), where)
 
@@ -98,6 +101,8 @@ def train(
         forget_if_unspent(str(settings.out))
     folder = goes_on or run_folder.create(settings.out, dataset.name, settings.method)
     if not as_json:
+        for sentence in dataset.warnings:
+            output.messages().print(f"warning: {sentence}", highlight=False, markup=False)
         for sentence in unfinished_beside(folder, settings):
             output.messages().print(f"note: {sentence}", highlight=False, markup=False)
     run_and_show(
@@ -108,6 +113,7 @@ def train(
         resume=goes_on is not None,
         every=checkpoint_every,
         rescue=rescue,
+        serve=serve,
         as_json=as_json,
     )
 
@@ -122,12 +128,13 @@ def run_and_show(
     finish: bool = False,
     every: int | None,
     rescue: str | None,
+    serve: bool = False,
     as_json: bool,
 ) -> None:
     """Train with a progress bar, and tell what came out."""
     from clipwise.training.execute import train_into
 
-    with _shown(int(settings.epochs or 0), quiet=as_json) as watch:
+    with _served(folder, serve), _shown(int(settings.epochs or 0), quiet=as_json) as watch:
         result, _ = train_into(
             folder,
             settings,
@@ -143,6 +150,19 @@ def run_and_show(
         output.print_json(result)
     else:
         _summary(result, folder)
+
+
+@contextmanager
+def _served(folder: RunFolder, serve: bool) -> Iterator[None]:
+    """A page of the run while it trains, where one was asked for."""
+    if not serve or not folder.writes:
+        yield
+        return
+    from clipwise.lab.watch import Watch
+
+    with Watch(folder.path) as served:
+        output.messages().print(f"watch it at {served.url}", highlight=False, markup=False)
+        yield
 
 
 def merged(file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,23 +190,7 @@ def parse_option(text: str) -> tuple[str, Any]:
 
 
 def _mean_and_deviation(text: str) -> list[float]:
-    return _pair(text, f"--standardize {text!r} is not a pair of numbers; write it as 0.1307:0.3081")
-
-
-def _range(text: str) -> tuple[str, list[float]]:
-    from clipwise.data.own import EVERY_COLUMN
-
-    column, equals, bounds = text.rpartition("=")
-    pair = _pair(bounds, f"--range {text!r} is not a range; write it as LOW:HIGH or COLUMN=LOW:HIGH")
-    return column if equals else EVERY_COLUMN, pair
-
-
-def _pair(text: str, otherwise: str) -> list[float]:
-    try:
-        first, second = map(float, text.split(":"))
-    except ValueError as error:
-        raise BadArgument(otherwise) from error
-    return [first, second]
+    return pair(text, f"--standardize {text!r} is not a pair of numbers; write it as 0.1307:0.3081")
 
 
 def _summary(result: Mapping[str, Any], folder: RunFolder) -> None:
@@ -196,7 +200,10 @@ def _summary(result: Mapping[str, Any], folder: RunFolder) -> None:
         guarantee += f" ({result['accountant']} accountant)"
     accuracy = "no test data" if result["accuracy"] is None else f"{result['accuracy']:.2%} on test data"
     if "test_loss" in result:
-        accuracy = f"squared error {result['test_loss']:.6f} on test data"
+        accuracy = f"loss {result['test_loss']:.6f} on test data"
+    if "errors" in result:
+        found = result["errors"]
+        accuracy = f"off by {found['mae']:.6g} on average on test data (R^2 {found['r2'] if found['r2'] is None else round(found['r2'], 4)})"
     rows = [
         f"accuracy   {accuracy}",
         *_group_rows(result),

@@ -6,6 +6,7 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from clipwise import validate
+from clipwise.clipping.auto import Auto
 from clipwise.clipping.auto_dp import AutoDp
 from clipwise.clipping.auto_dp_sound import AutoDpSound
 from clipwise.clipping.automatic import AutoS, AutoV, Nsgd
@@ -25,6 +26,7 @@ from clipwise.clipping.unclipped import Unclipped
 from clipwise.types import BadArgument
 
 _KINDS: tuple[type[Method], ...] = (
+    Auto,
     Fixed,
     AutoS,
     AutoV,
@@ -55,6 +57,8 @@ def make_method(name: str, **options: Any) -> Method:
             raise BadArgument(
                 f"{given}={options[given]!r} is not an option of method {name!r}; it has {', '.join(sorted(known)) or 'none'}"
             )
+    if not isinstance(options.get("normalise", False), bool):
+        raise BadArgument(f"normalise={options['normalise']!r} is a switch; give true or false")
     return kind(**options)
 
 
@@ -68,8 +72,19 @@ def method_options(name: str) -> list[dict[str, Any]]:
             "default": None if f.default is MISSING else f.default,
             "help": f.metadata.get("help", ""),
         }
-        for f in fields(kind)
+        for f in sorted(fields(kind), key=lambda f: f.name == "normalise")  # what all have comes last
     ]
 
 
-__all__ = ["METHODS", "Context", "Fixed", "Method", "Unclipped", "bounded", "make_method", "method_options", "option"]
+__all__ = [
+    "METHODS",
+    "Auto",
+    "Context",
+    "Fixed",
+    "Method",
+    "Unclipped",
+    "bounded",
+    "make_method",
+    "method_options",
+    "option",
+]

@@ -5,8 +5,8 @@
 **No guarantee holds.** Nothing bounds what one record adds, and s is read off the batch without noise: a batch whose
 gradients are zero releases exactly zero, so one record with another gradient is seen at once, and no (epsilon, delta)
 with a useful delta exists. It runs only when that is allowed by name, its epsilon is infinite, and the paper's own
-figure, with rho = 13 q^2 (s^2 / 2) sum_e 1 / sigma_e^2 over *epochs*, is shown as claimed. `auto-dp-sound` is the
-sound counterpart. Reference: Auto DP-SGD (paper 000), Algorithms 1 and 2, here with the expected batch size B.
+figure, with rho = 13 q^2 (s^2 / 2) S, is shown as claimed: S = sum_e 1 / sigma_e^2 over *epochs*, and for step decay, as its
+Table 8 prints it, the sum over *stages* divided by their length D (see docs/claims.md). `auto-dp-sound` is the sound counterpart. Reference: Auto DP-SGD (paper 000), Algorithms 1 and 2, here with the expected batch size B.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from clipwise.types import Decision, Released, SideQuery
 
 class AutoDpState(NamedTuple):
     mean_sensitivity: float  # of the steps so far
-    inverse_noise: float  # sum over epochs of 1 / sigma_e^2
+    inverse_noise: float  # the paper's S so far
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +65,15 @@ class AutoDp(Method):
         here = self.noise_scale(state, released.sides, context)
         mean = state.mean_sensitivity + (here - state.mean_sensitivity) / (step + 1)
         begins = step == 0 or context.epoch(step) > context.epoch(step - 1)
-        more = released.noise_multiplier**-2 if begins and released.noise_multiplier else 0.0
-        return AutoDpState(mean, state.inverse_noise + more)
+        share = _share(context, context.epoch(step)) if begins and released.noise_multiplier else 0.0
+        return AutoDpState(mean, state.inverse_noise + (share / released.noise_multiplier**2 if share else 0.0))
 
     def claimed_epsilon(self, state: AutoDpState, context: Context, delta: float) -> float:
         rho = 13 * context.sample_rate**2 * state.mean_sensitivity**2 / 2 * state.inverse_noise
         return rho + 2 * math.sqrt(rho * math.log(1 / delta))
+
+
+def _share(context: Context, epoch: int) -> float:
+    """Of an epoch's 1 / sigma_e^2 in S: all of it, and for step decay a D-th of one in each stage of D."""
+    stage = context.schedule.every if context.schedule.kind == "step" and context.schedule.by == "epoch" else None
+    return 1.0 if stage is None else (1 / stage if epoch % stage == 0 else 0.0)

@@ -1,10 +1,10 @@
 """Bounded adaptive clipping: the threshold follows a quantile, but never below a floor; contributions are normalised by it.
 
-    weight = min(1 / C, 1 / ||g||)        C <- max(floor, C exp(-rate (share - target)))
+    weight = min(1, C / ||g||)        update / C        C <- max(floor, C exp(-rate (share - target)))
 
 An adaptive threshold without a floor shrinks with the gradients of the well-fitted majority and silences the others.
-Dividing by C keeps the length of a step, and so the learning rate, as C moves. Guarantee: weight * norm <= 1; the released
-count is that of `quantile`. Reference: Zhao et al., "Mitigating Disparate Impact of Differentially Private Learning
+Dividing by C (`normalise`, which any method has) keeps the length of a step, and so the learning rate, as C moves. Guarantee:
+weight * norm <= C; the released count is that of `quantile`. Reference: Zhao et al., "Mitigating Disparate Impact of Differentially Private Learning
 through Bounded Adaptive Clipping" (2025).
 """
 
@@ -12,13 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
-from clipwise.clipping.contract import bounded, option
-from clipwise.clipping.fixed import FixedState
+from clipwise.clipping.contract import NORMALISE, option
 from clipwise.clipping.quantile import Quantile
-from clipwise.types import Decision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,14 +23,8 @@ class BoundedQuantile(Quantile):
     reference = "Zhao et al., Mitigating Disparate Impact of DP Learning through Bounded Adaptive Clipping, 2025"
     adapts = "the threshold"
     tune = ("target", "lowest")
-    guarantee = "weight x norm <= 1; one record moves the released count by at most 1/2"
+    guarantee = "weight x norm <= C; one record moves the released count by at most 1/2"
 
     threshold: float = option(1.0, "C, where it starts")
     lowest: float = option(0.1, "the floor: the threshold is not taken below this")
-
-    def l2_bound(self, state: FixedState) -> float:  # noqa: ARG002
-        return 1.0
-
-    def decide(self, state: FixedState, norms: Tensor, groups: Tensor | None = None) -> Decision:
-        rows = super().decide(state, norms, groups).rows
-        return Decision(bounded(torch.full_like(norms, 1 / state.threshold), norms, 1.0), rows)
+    normalise: bool = option(True, NORMALISE)

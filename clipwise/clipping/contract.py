@@ -24,7 +24,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from clipwise.schedules import epoch_of
+from clipwise.schedules import Schedule, epoch_of
 from clipwise.types import Decision, Released, SideQuery
 
 
@@ -37,6 +37,7 @@ class Context(NamedTuple):
     steps: int  # planned; 0 where the run is open-ended
     sample_rate: float
     learning_rate: float = 0.0  # the optimizer's, at the start
+    schedule: Schedule = Schedule()  # of the noise
 
     def epoch(self, step: int) -> int:
         """Whole passes over the data before this step."""
@@ -46,6 +47,9 @@ class Context(NamedTuple):
 def option(default: Any, help: str) -> Any:
     """A field of a method with the sentence that `clipwise methods NAME` prints for it."""
     return dataclasses.field(default=default, metadata={"help": help})
+
+
+NORMALISE = "divide each update by the threshold, so that steps keep their length as it moves"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,9 +64,12 @@ class Method:
     guarantee: ClassVar[str] = ""  # why it is sound, or why not
     sound: ClassVar[bool] = True
     alternative: ClassVar[str | None] = None  # what to use instead of a method that is not sound
+    automatic: ClassVar[bool] = False  # learning rate, length and average are found by the run (clipwise/automatic)
     needs_groups: ClassVar[bool] = (
         False  # `decide` wants the group of each record; then `number_of_groups` is an option
     )
+
+    normalise: bool = option(False, NORMALISE)
 
     def side_queries(self, context: Context) -> tuple[SideQuery, ...]:  # noqa: ARG002
         return ()
@@ -78,6 +85,11 @@ class Method:
 
     def update(self, state: Any, released: Released, context: Context, step: int) -> Any:  # noqa: ARG002
         return state
+
+    def unit(self, state: Any) -> float:
+        """What the released gradient is divided by on its way to the optimizer, beside the expected batch size: 1, or with
+        `normalise` the bound that it was clipped and noised at. Post-processing, since the bound is public."""
+        return self.l2_bound(state) if self.normalise else 1.0
 
     def learning_rate(self, state: Any) -> float | None:  # noqa: ARG002
         """The rate for the next step, for a method that learns it; None leaves the user's own rate and scheduler

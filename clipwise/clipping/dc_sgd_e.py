@@ -3,7 +3,8 @@
     E(c) = sigma_g^2 c^2 d / B^2  +  sum_j H_j (m_j - c)_+^2 / sum_j H_j        (m_j the middle of bin j, H_j its noisy count, at least 0)
 
 searched over {0.1, ..., 2} C, again from the winner while it is the first or the last, at most 30 times. The range doubles when half of the
-counts are in the last bin and halves when the upper half is nearly empty. Guarantee: weight * norm <= C; the histogram moves by 1.
+counts are in the last bin and halves when the upper half is nearly empty; for that the counts are taken as they were released: with negative ones
+at 0, the noise of an empty half adds up instead of cancelling, and the range hardly ever halves at batches of 64 or 128. Guarantee: weight * norm <= C; the histogram moves by 1.
 Reference: DC-SGD (paper 002), Algorithm 4, with an end to its loop and "else keep the range". A heuristic: it adds the noise of the mean to the
 clipping error of single gradients.
 """
@@ -31,22 +32,24 @@ class DcSgdE(HistogramMethod):
     guarantee = "weight x norm <= C; one record moves the released histogram by at most 1"
 
     def init(self, context: Context) -> HistogramState:  # noqa: ARG002
-        return HistogramState(float(self.threshold), float(self.bins) * float(self.threshold))
+        return HistogramState(float(self.threshold), float(self.first_range or self.bins * self.threshold))
 
     def update(self, state: HistogramState, released: Released, context: Context, step: int) -> HistogramState:  # noqa: ARG002
-        counts = released.sides["histogram"].double().cpu().clamp_min(0)
+        noisy = released.sides["histogram"].double().cpu()
+        counts = noisy.clamp_min(0)
         total = float(counts.sum())
         if total <= 0:
             return state
         middles = (torch.arange(self.bins, dtype=torch.float64) + 0.5) * (state.range / self.bins)
         noise = released.noise_multiplier**2 * context.parameters / context.expected_batch_size**2
         threshold = self.clamped(best_threshold(counts / total, middles, noise, state.threshold))
-        return HistogramState(threshold, self._next_range(counts / total, state.range))
+        seen = self.norms_seen(counts, state.range)
+        return HistogramState(threshold, self._next_range(noisy, total, state.range), *seen)
 
-    def _next_range(self, shares: Tensor, range_: float) -> float:
-        if float(shares[-1]) >= 0.5:
+    def _next_range(self, noisy: Tensor, total: float, range_: float) -> float:
+        if float(noisy[-1]) >= 0.5 * total:
             return min(2 * range_, 20 * self.highest)
-        if float(shares[self.bins // 2 :].sum()) <= 1 / self.bins:
+        if float(noisy[self.bins // 2 :].sum()) <= total / self.bins:
             return max(range_ / 2, self.lowest)
         return range_
 

@@ -32,11 +32,11 @@ class DcSgdP(HistogramMethod):
         validate.probability("percentile", self.percentile, one_allowed=False, remedy="give a share such as 0.5")
 
     def init(self, context: Context) -> HistogramState:  # noqa: ARG002
-        return HistogramState(float(self.threshold), 2 * float(self.threshold))
+        return HistogramState(float(self.threshold), float(self.first_range or 2 * self.threshold))
 
     def update(self, state: HistogramState, released: Released, context: Context, step: int) -> HistogramState:  # noqa: ARG002
         counts = released.sides["histogram"].double().cpu()
         reached = torch.nonzero(counts.cumsum(0) >= self.percentile * counts.sum())
         place = int(reached[0]) if len(reached) else self.bins - 1
         threshold = self.clamped((place + 0.5) * state.range / self.bins)
-        return HistogramState(threshold, 2 * threshold)
+        return HistogramState(threshold, 2 * threshold, *self.norms_seen(counts, state.range))

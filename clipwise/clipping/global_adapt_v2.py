@@ -35,20 +35,22 @@ class GlobalAdaptV2(Method):
 
     threshold: float = option(1.0, "c0, the largest contribution of one example")
     upper: float = option(3.0, "z_0, up to which gradients are scaled alike at the start")
-    upper_schedule: str = option("step:decay=0.25,every=10", "how z falls, as text; it gives z^2, as it does sigma^2")
+    upper_schedule: str = option(
+        "step:decay=0.5,every=10", "how z itself falls, as text (for the noise the same text gives sigma^2)"
+    )
     w: float = option(0.1, "where the weight of long gradients turns over")
 
     def __post_init__(self) -> None:
         for name in ("threshold", "upper", "w"):
             validate.positive(name, getattr(self, name))
-        make_schedule(self.upper_schedule)
+        make_schedule(self.upper_schedule).factor(0, sample_rate=1.0, steps=1)
 
     def init(self, context: Context) -> GlobalState:
         return self._at(context, 0)
 
     def _at(self, context: Context, step: int) -> GlobalState:
         schedule = make_schedule(self.upper_schedule)
-        factor = schedule.factor(step, sample_rate=context.sample_rate, steps=context.steps or None)
+        factor = schedule.factor(step, sample_rate=context.sample_rate, steps=context.steps or None, square=False)
         return GlobalState(max(SMALLEST, self.upper * factor))
 
     def l2_bound(self, state: GlobalState) -> float:  # noqa: ARG002

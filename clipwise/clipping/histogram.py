@@ -20,6 +20,10 @@ from clipwise.types import BadArgument, Decision, SideQuery
 class HistogramState(NamedTuple):
     threshold: float
     range: float
+    # What the last released histogram says of the norms, to look at; the method itself does not read it. A bin's middle, so
+    # that the last bin, which is open above, stands for all beyond it.
+    norm_median: float = 0.0
+    norm_90: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +33,10 @@ class HistogramMethod(Method):
     histogram_noise: float = option(
         0.0, "noise multiplier of the histogram; 0 takes 5, 8 or 12 by the total noise, as the paper does"
     )
+    first_range: float = option(
+        0.0,
+        "R of the first step; 0 takes 2 C (dc-sgd-p) or bins x C (dc-sgd-e). The paper's experiments have 1 for dc-sgd-p",
+    )
     lowest: float = option(1e-6, "the threshold is not taken below this")
     highest: float = option(1e6, "nor above this")
 
@@ -37,6 +45,7 @@ class HistogramMethod(Method):
             validate.positive(name, getattr(self, name))
         validate.count("bins", self.bins, least=2)
         validate.non_negative("histogram_noise", self.histogram_noise)
+        validate.non_negative("first_range", self.first_range)
         if not self.lowest <= self.threshold <= self.highest:
             raise BadArgument(
                 f"threshold={self.threshold!r} must lie between lowest={self.lowest!r} and highest={self.highest!r}"
@@ -58,6 +67,14 @@ class HistogramMethod(Method):
         place = (norms * (self.bins / state.range)).nan_to_num(0.0).clamp(0, self.bins - 1).long()
         rows = torch.nn.functional.one_hot(place, self.bins).to(norms.dtype) * norms.isfinite()[:, None]
         return Decision(bounded(torch.ones_like(norms), norms, state.threshold), {"histogram": rows})
+
+    def norms_seen(self, counts: Tensor, range_: float) -> tuple[float, float]:
+        """The median and the 90th percentile of the norms, by released counts."""
+        known = counts.clamp_min(0).cumsum(0)
+        if not float(known[-1]) > 0:
+            return 0.0, 0.0
+        median, upper = ((int((known < share * known[-1]).sum()) + 0.5) * range_ / self.bins for share in (0.5, 0.9))
+        return median, upper
 
     def clamped(self, threshold: float) -> float:
         return min(max(threshold, self.lowest), self.highest)

@@ -8,23 +8,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from clipwise import validate
 from clipwise.data.adult import ADULT
 from clipwise.data.ag_news import AG_NEWS
 from clipwise.data.cifar10 import CIFAR10
 from clipwise.data.cifar100 import CIFAR100
+from clipwise.data.described import OwnData
 from clipwise.data.digits import DIGITS
 from clipwise.data.fashion_mnist import FASHION_MNIST
 from clipwise.data.glue import QNLI, SST2
 from clipwise.data.mnist import MNIST, UNBALANCED_MNIST
 from clipwise.data.names import NAMES
-from clipwise.data.own import Ranges, own_recipe, read_own
+from clipwise.data.own import load_own
+from clipwise.data.preprocessing import Block, Classes, Inputs, Preprocessing, Tokens
 from clipwise.data.source import TOKEN_KINDS, Array, DataSet, Found, Groups, Recipe, Source, Split, checked, roots
 from clipwise.data.svhn import SVHN, SVHN_SUBSET
+from clipwise.data.table import TABLES
 from clipwise.data.text import Encoder, make_encoder
 from clipwise.data.thinwall import THINWALL
+from clipwise.files import is_folder
+from clipwise.mechanism import make
 from clipwise.types import BadArgument
 
 if TYPE_CHECKING:
@@ -40,21 +45,24 @@ DATASETS: dict[str, Source] = {
 
 
 def is_file(name: str) -> bool:
-    """Whether `--data NAME` means a user's own file rather than a registered data set."""
-    return Path(name).suffix.lower() in (".npz", ".csv")
+    """Whether `--data NAME` means a user's own file or folder rather than a registered data set."""
+    path = Path(name)
+    return path.suffix.lower() in (".npz", *TABLES) or (name not in DATASETS and is_folder(name))
 
 
 def load(
-    name: str,
+    name: Any,
     *,
-    label: str | None = None,
-    classes: int | None = None,
-    ranges: Ranges | None = None,
-    test_fraction: float = 0.2,
     vocabulary: str | Encoder | None = None,
     standardize: Sequence[float] | None = None,
+    regression: bool = False,
+    **words: Any,
 ) -> DataSet:
-    """The data set by its name, or a user's own file by its path; checked, and ready to train on.
+    """The data set by its name, or a user's own data (a path, a DataFrame, a Hugging Face data set, columns by name); checked,
+    and ready to train on.
+
+    `words` say what an own file is: `label`, `ranges`, `categories`, ... (clipwise/data/described.py); `regression`: its label
+    is a number to be predicted.
 
     `vocabulary` is for texts: `hashed` (the default), `training`, or the path of a public text, each perhaps with a size
     (`hashed:8192`); or an `Encoder` of your own. See clipwise/data/text.py for what each means for privacy.
@@ -62,17 +70,19 @@ def load(
     `standardize` is for images: a mean and a standard deviation of pixels, as public figures.
     """
     scale = None if standardize is None else validate.mean_and_deviation("standardize", standardize)
-    if is_file(name):
-        _leave_out("is for a data set of texts; yours holds numbers", vocabulary=vocabulary)
-        dataset = _load_own(Path(name), label, classes, ranges or {}, test_fraction)
-    else:
-        source = get_source(name)
-        refuse_unless_images(source, scale)
-        fixed = f"is for a file of your own; {name!r} is a fixed data set"
-        _leave_out(fixed, label=label, classes=classes, ranges=ranges)
-        if source.encoder is None or source.fixed_encoder:
-            _leave_out(f"is for a data set of words; {name!r} has none", vocabulary=vocabulary)
-        dataset = _load_found(source, find_checked(source), vocabulary)
+    own = make(OwnData, {name: value for name, value in words.items() if value is not None})
+    if not isinstance(name, str) or is_file(name):
+        if vocabulary is not None and not isinstance(vocabulary, str):
+            raise BadArgument(
+                "vocabulary: an encoder of your own is for a data set of texts by name; give hashed, or a path"
+            )
+        return load_own(name, own, regression=regression, vocabulary=vocabulary, standardize=scale)
+    source = get_source(name)
+    refuse_unless_images(source, scale)
+    _leave_out(f"is for a file of your own; {name!r} is a fixed data set", **own.given)
+    if source.encoder is None or source.fixed_encoder:
+        _leave_out(f"is for a data set of words; {name!r} has none", vocabulary=vocabulary)
+    dataset = _load_found(source, find_checked(source), vocabulary)
     return dataset if scale is None else _standardized(dataset, *scale)
 
 
@@ -92,7 +102,7 @@ def find_checked(source: Source) -> Found:
 def get_source(name: str) -> Source:
     if name not in DATASETS:
         raise BadArgument(
-            f"data={name!r} is not known; choose one of {', '.join(DATASETS)}, or give the path of a .npz or .csv file"
+            f"data={name!r} is not known; choose one of {', '.join(DATASETS)}, or give the path of a file (.csv, .parquet, .npz, ...) or a folder"
         )
     return DATASETS[name]
 
@@ -135,26 +145,15 @@ def _load_found(source: Source, found: Found, vocabulary: str | Encoder | None) 
         groups={
             name: _groups(names, raw[0].groups[name], raw[1].groups[name]) for name, names in source.groups.items()
         },
+        preprocessing=Preprocessing(_inputs(source, shape, encoder), Classes(None, source.class_names, numbered=True)),
     )
 
 
-def _load_own(path: Path, label: str | None, classes: int | None, ranges: Ranges, test_fraction: float) -> DataSet:
-    train, test, classes, columns, notes = read_own(path, label, classes, ranges, test_fraction)
-    shape = train.x.shape[1:]
-    return DataSet(
-        name=path.stem,
-        train=_tensors(train),
-        test=_tensors(test) if test else None,
-        classes=classes,
-        shape=shape,
-        where=str(path.resolve()),
-        licence="the user's own",
-        recipe=own_recipe(shape, len(train.y)),
-        notes=notes,
-        kind="image" if len(shape) == 3 else "tabular",
-        class_names=tuple(map(str, range(classes))),
-        feature_names=columns,
-    )
+def _inputs(source: Source, shape: tuple[int, ...], encoder: Encoder | None) -> Inputs:
+    """Of a data set by name: texts as they are, anything else in the form that the data set has here."""
+    if encoder is None:
+        return Block(shape, source.kind, bytes=source.kind == "image", features=source.feature_names)
+    return Tokens(None, encoder.length, encoder.size, encoder.padding, encoder, source.kind == "sequence")
 
 
 def refuse_unless_images(data: DataSet | Source, standardize: Sequence[float] | None) -> None:
@@ -173,7 +172,10 @@ def _standardized(dataset: DataSet, mean: float, deviation: float) -> DataSet:
 
     note = f"pixels: less {mean:g}, divided by {deviation:g}, figures of the user's that are treated as public"
     test = None if dataset.test is None else part(dataset.test)
-    return replace(dataset, train=part(dataset.train), test=test, notes=(*dataset.notes, note))
+    made = dataset.preprocessing
+    if made is not None and isinstance(made.inputs, Block):
+        made = replace(made, inputs=replace(made.inputs, mean=mean, deviation=deviation))
+    return replace(dataset, train=part(dataset.train), test=test, notes=(*dataset.notes, note), preprocessing=made)
 
 
 def _leave_out(why: str, **options: object) -> None:

@@ -1,5 +1,5 @@
 """Which group a record belongs to: its class, a grouping that the data set brings (adult: sex, race), or a column of the
-user's own table that holds group numbers.
+user's own table that holds categories of a public list, or group numbers.
 
 A record's group is part of the record, and protected with it. The number of groups and their names are public.
 """
@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from clipwise.data import Groups
+from clipwise.data.columns import Category
+from clipwise.data.preprocessing import Row
 from clipwise.types import BadArgument
 
 if TYPE_CHECKING:
@@ -24,13 +26,46 @@ MOST_GROUPS = 100  # of a user's column: one of ids is no grouping
 def find_grouping(dataset: DataSet, name: str) -> Groups:
     if name == BY_CLASS:
         test = None if dataset.test is None else dataset.test.tensors[1]
+        if dataset.numbers:
+            return _together(dataset)
         return Groups(dataset.class_names, dataset.train.tensors[1], test)
     if name in dataset.groups:
         return dataset.groups[name]
+    for column in _categories(dataset):
+        if column.name == name:
+            return _category(dataset, column)
     if name in dataset.feature_names and not dataset.groups:  # a built-in table says itself what its groups are
         return _column(dataset, name)
-    known = [BY_CLASS, *dataset.groups, *(() if dataset.groups else dataset.feature_names)]
+    own = (*(column.name for column in _categories(dataset)), *dataset.feature_names)
+    known = [BY_CLASS, *dataset.groups, *(() if dataset.groups else own)]
     raise BadArgument(f"group_by={name!r} is no grouping of {dataset.name}; choose one of {', '.join(known[:20])}")
+
+
+def _categories(dataset: DataSet) -> list[Category]:
+    """Columns of an own table whose values are a public list."""
+    inputs = None if dataset.preprocessing is None else dataset.preprocessing.inputs
+    return [column for column in inputs.columns if isinstance(column, Category)] if isinstance(inputs, Row) else []
+
+
+def _together(dataset: DataSet) -> Groups:
+    """Where a number is predicted there are no classes: all records are one group."""
+    import torch
+
+    test = None if dataset.test is None else torch.zeros(len(dataset.test), dtype=torch.int64)
+    return Groups(("all",), torch.zeros(len(dataset.train), dtype=torch.int64), test)
+
+
+def _category(dataset: DataSet, column: Category) -> Groups:
+    """The values of a column of categories, by the places that they have in a record's tensor."""
+    inputs = dataset.train.tensors[0], None if dataset.test is None else dataset.test.tensors[0]
+    first = dataset.feature_names.index(column.features[0])
+
+    def groups(x: Tensor) -> Tensor:
+        own = x[:, first : first + len(column.features)]
+        return own.argmax(1) + len(column.features) * (own.sum(1) == 0).long()
+
+    names = (*column.values, "missing", "other")
+    return Groups(names, groups(inputs[0]), None if inputs[1] is None else groups(inputs[1]))
 
 
 def groupings(dataset: DataSet, asked: str) -> Mapping[str, Groups]:

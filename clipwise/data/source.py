@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -23,9 +23,12 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.utils.data import TensorDataset
 
+    from clipwise.data.own import Unlearned
+    from clipwise.data.preprocessing import Preprocessing
     from clipwise.data.text import Encoder
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Values = Sequence[Any] | Array  # of a column
 Kind = Literal["image", "tabular", "text", "sequence"]  # sequence: one token a character
 TOKEN_KINDS = ("text", "sequence")  # records are rows of token numbers, int64
 
@@ -193,8 +196,8 @@ class Groups(NamedTuple):
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set that is ready to train on: labels are int64 in 0..classes-1; records are float32 features, or int64
-    token numbers where `kind` is text or sequence."""
+    """A data set that is ready to train on: labels are int64 in 0..classes-1, or with classes = 1 numbers; records are
+    float32 features, or int64 token numbers where `kind` is text or sequence."""
 
     name: str
     train: TensorDataset
@@ -212,6 +215,16 @@ class DataSet:
     padding: int | None = None  # the token number that fills a record up to its fixed length
     feature_names: tuple[str, ...] = ()
     groups: Mapping[str, Groups] = field(default_factory=dict)
+    preprocessing: Preprocessing | None = None  # how its records became tensors; None: a data set of a test's own
+    unlearned: Unlearned | None = (
+        None  # of an own file: what is to be released first, until which tensors are place-holders
+    )
+    warnings: tuple[str, ...] = ()  # for the user, before anything is spent
+
+    @property
+    def numbers(self) -> bool:
+        """Whether a number is to be predicted (float32, one a record) rather than a class."""
+        return self.classes == 1
 
 
 def listed(text: str) -> tuple[str, ...]:

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from clipwise import validate
-from clipwise.accounting import Event
-from clipwise.accounting.ledger import Ledger
+from clipwise.accounting import AnyLedger, Event
 from clipwise.fairness.metrics import Measure
 from clipwise.noise import Noise
 from clipwise.types import BadArgument
@@ -92,7 +91,7 @@ def release_group_counts(
     event: Event,
     *,
     question: Question = RIGHT,
-    ledger: Ledger,
+    ledger: AnyLedger,
     noise: Noise,
     step: int,
 ) -> GroupCounts:

@@ -6,6 +6,9 @@ adds the noise.
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -13,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from clipwise.losses import Loss
 from clipwise.types import BadArgument
 
+Array = np.ndarray[Any, np.dtype[Any]]
 EVALUATION_ROWS = 1024  # test records at a time, to bound memory; figures do not depend on it
 
 
@@ -43,16 +47,42 @@ def mean_loss(model: nn.Module, data: Dataset, loss: Loss, device: torch.device 
     return total / max(1, records)
 
 
-def check_class_targets(model: nn.Module, data: Dataset, device: torch.device | None = None) -> int:
-    """The number of classes. Targets are class numbers that the model has an output for. Checked on all records before training: an error in
-    the middle of it would depend on which records were drawn. The message names the kind of problem, not the
-    record."""
+def outputs_of(model: nn.Module, inputs: Tensor, device: torch.device | None = None) -> Tensor:
+    """The model's outputs for all rows, in parts of one size from the first row on: the same rows have the same bits again."""
     was_training = model.training
     model.eval()
     with torch.no_grad():
-        first, *_ = next(iter(DataLoader(data, batch_size=1)))
-        classes = model(first.to(device)).shape[-1]
+        parts = [model(part.to(device)).cpu() for part in inputs.split(EVALUATION_ROWS)]
     model.train(was_training)
+    return torch.cat(parts)
+
+
+def number_errors(targets: Array, predicted: Array) -> dict[str, float | None]:
+    """Mean absolute error, root of the mean squared error, and R^2 (None where all targets are equal)."""
+    error = predicted - targets
+    spread = float(((targets - targets.mean()) ** 2).sum())
+    return {
+        "mae": float(np.abs(error).mean()),
+        "rmse": float(np.sqrt((error**2).mean())),
+        "r2": None if spread == 0 else 1 - float((error**2).sum()) / spread,
+    }
+
+
+def shape_of_output(model: nn.Module, inputs: Tensor) -> torch.Size:
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        shape: torch.Size = model(inputs.to(next(model.parameters()).device)).shape
+    model.train(was_training)
+    return shape
+
+
+def check_class_targets(model: nn.Module, data: Dataset) -> int:
+    """The number of classes. Targets are class numbers that the model has an output for. Checked on all records before training: an error in
+    the middle of it would depend on which records were drawn. The message names the kind of problem, not the
+    record."""
+    first, *_ = next(iter(DataLoader(data, batch_size=1)))
+    classes = shape_of_output(model, first)[-1]
     for _, targets, *_ in DataLoader(data, batch_size=EVALUATION_ROWS):
         if (
             not isinstance(targets, Tensor)

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -18,19 +19,26 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from clipwise import validate
-from clipwise.accounting import Event, Ledger, LedgerError
+from clipwise.accounting import AnyLedger, Event, LedgerError
+from clipwise.automatic.choice import Choice, Stated, choose
+from clipwise.automatic.pilot import adam
+from clipwise.automatic.prepare import accompany, begin
+from clipwise.automatic.task import of_outputs
 from clipwise.clipping import METHODS, Method
-from clipwise.loop.averaging import WeightAverage, check_decay
-from clipwise.loop.evaluation import accuracy, check_class_targets, mean_loss
+from clipwise.loop.evaluation import accuracy, check_class_targets, mean_loss, shape_of_output
 from clipwise.loop.keeping import Keeping, make_keeper
 from clipwise.loop.lr_schedules import LrSchedule, make_lr_schedule, refuse_double_rate
+from clipwise.loop.records import as_datasets
 from clipwise.losses import Loss, make_loss
 from clipwise.mechanism import Mechanism, Performance, chosen, takes_options
 from clipwise.noise import Noise
+from clipwise.optim import WeightAverage, check_decay
 from clipwise.run import Run
 from clipwise.state import Part
 from clipwise.statement import Statement
 from clipwise.types import BadArgument
+
+_RATE = 0.5  # of SGD with momentum, where none is given: what the digits were trained with before method='auto'
 
 LossLike = str | Loss | Callable[[Any, Tensor], Tensor]
 
@@ -43,7 +51,7 @@ class Trained(NamedTuple):
     loss: Any
     method: Method
     method_state: Any
-    ledger: Ledger
+    ledger: AnyLedger
     noise: Noise
     event: Event  # what it costs, as planned
     step: int
@@ -103,15 +111,17 @@ class Fit:
 @takes_options
 def fit(
     model: nn.Module,
-    train: Dataset,
+    train: Any,
     *,
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
-    loss: LossLike = "cross-entropy",
+    lr: float | str | None = None,
+    loss: LossLike | None = None,
     loss_declared: str | None = None,
     lr_schedule: str | LrSchedule | None = None,
-    average_weights: float = 0.0,
-    test: Dataset | None = None,
+    average_weights: float | None = None,
+    test: Any = None,
     groups: Callable[[Any], Tensor] | None = None,
+    prepared: Sequence[Event] = (),
     after: Sequence[AfterTraining] = (),
     ledger: str | Path | None = None,
     earlier: Sequence[str | Path] = (),
@@ -129,17 +139,25 @@ def fit(
     """Train privately, to a target epsilon or with a given noise multiplier; epsilon=inf trains without privacy, for
     comparison.
 
-        clipwise.fit(model, data, epsilon=3.0, delta=1e-5, epochs=10, expected_batch_size=256)
+        clipwise.fit(model, data, epsilon=3.0)
+
+    Whatever is not stated is found or follows from public facts, and the statement lists it (docs/methods/auto.md).
 
     The training:
-        model, train, test: the model, and data sets of (input, target).
-        optimizer: a function that makes the optimizer from the parameters; SGD with momentum by default.
+        model, train, test: the model, and data sets of (input, target): a torch data set, a pair (X, y) of arrays, tensors or
+            DataFrames, or a Hugging Face data set of two columns, one of them called label or labels.
+        optimizer: a function that makes the optimizer from the parameters; by default Adam with method='auto', and SGD
+            with momentum with any other.
+        lr: the learning rate, where no optimizer is given; 'auto' finds that of one that is.
         loss: the text of one (see clipwise/losses.py), or a function loss(output, target): one loss a row, or a mean over
-            the rows, which is proved to be one or refused.
+            the rows, which is proved to be one or refused. By default cross-entropy for whole-number targets, and
+            squared-error for real ones.
         loss_declared: see `attach`.
         lr_schedule: how the rate moves (see clipwise/loop/lr_schedules.py).
-        average_weights: decay of a moving average of the weights, which is then the trained model.
+        average_weights: decay of a moving average of the weights, which is then the trained model; 0 for none. By default
+            method='auto' averages, and no other does.
         groups: for a method that treats groups apart, a function of a batch: the group (0, 1, ...) of each row.
+        prepared: what the ledger has been charged with already, to prepare these records; it is part of the same budget.
         after: releases on the training records that follow the last step, paid for from the same budget.
         ledger: a file for the privacy ledger; an existing one goes on, and what it holds counts.
         earlier: ledgers of earlier runs on the same data, whose charges count in this budget.
@@ -153,46 +171,47 @@ def fit(
         on_end: gets the finished run before its ledger is closed; what it returns goes into the closing line.
     """
     mechanism, performance = chosen(mechanism, performance, options)
-    epochs = validate.count("epochs", mechanism.epochs)
-    batch = validate.count("expected_batch_size", mechanism.expected_batch_size)
     if finish and resume is None:
         raise BadArgument("finish=True ends a run that was kept; give resume=, the folder of its checkpoints")
-    check_decay(average_weights)
+    train, test = as_datasets(train, test, model)
+    check_decay(average_weights or 0.0)
     _check_after(after, mechanism)
-    loss = make_loss(loss) if isinstance(loss, str) else loss
-    made = _make_optimizer(optimizer, model)
-    rate_schedule = _checked_rates(lr_schedule, mechanism, made, test)
-    _check_targets(model, train, loss)
-    run = Run(
-        model,
-        made,
-        DataLoader(train, batch_size=batch, shuffle=True),
-        mechanism,
-        performance,
+    compare = _loss(loss, train, model)
+    own = _own_optimizer(optimizer, model)
+    choice = choose(mechanism, performance, Stated(_records(train), own, lr))
+    epochs = validate.count("epochs", choice.mechanism.epochs)
+    batch = validate.count("expected_batch_size", choice.mechanism.expected_batch_size)
+    made = own or _default_optimizer(model, choice)
+    rate_schedule = _checked_rates(lr_schedule, choice, made, test)
+    _check_targets(model, train, compare)
+    loader = DataLoader(train, batch_size=batch, shuffle=True)
+    run = begin(
+        *(model, made, loader, choice, partial(of_outputs, model, compare, loader)),
         loss_declared=loss_declared,
         groups=groups,
-        ledger=ledger,
+        prepared=prepared,
         after=tuple(release.noise_multiplier for release in after),
+        notify=lambda message: warnings.warn(message, stacklevel=2),
+        ledger=ledger,
         earlier=earlier,
         resume=resume,
         finish=finish,
-        notify=lambda message: warnings.warn(message, stacklevel=2),
     )
     try:
-        average = WeightAverage(model.parameters(), average_weights)
-        report = Reporter(model, made, test, loss, on_epoch, on_step, average)
+        average, pilot = accompany(run, made, choice, average_weights)
+        report = Reporter(model, made, test, compare, on_epoch, on_step, average)
         model.train()
         per_epoch = run.plan.steps_per_epoch
         rates = rate_schedule.start(made, epochs, per_epoch, higher_is_better=report.higher_is_better)
         keeper = make_keeper(checkpoints, run)
         run.engine.install()
-        run.restore(average=average, rates=rates, report=report, **(parts or {}))
+        run.restore(average=average, rates=rates, report=report, **_parts(pilot, parts))
         keeper.begin()
         for epoch in range(1 + run.state.step // per_epoch, 1 if finish else epochs + 1):
             left = epoch * per_epoch - run.state.step
             affordable = run.affordable(left)
             run.engine.begin_epoch()
-            for _ in run.take_steps(affordable, _loss_of(model, loss)):
+            for _ in run.take_steps(affordable, _loss_of(model, compare)):
                 average.update()
                 report.step(run.state.step, epochs * per_epoch, **run.public_values())
                 rates.after_step()
@@ -210,8 +229,8 @@ def fit(
             keeper.end()
         average.finish()
         run.engine.remove()
-        released = {} if finish else _release(run, train, loss, after)
-        done = _finished(run, report, released, (loss, rate_schedule))
+        released = {} if finish else _release(run, train, compare, after)
+        done = _finished(run, report, released, (compare, rate_schedule))
         run.close(on_end(done) if on_end else None)
     except BaseException:
         with suppress(LedgerError):  # on a full disk, say: the first error is the one to show
@@ -227,6 +246,10 @@ def _as_it_is(run: Run, report: Reporter) -> None:
         epoch = -(-step // run.plan.steps_per_epoch)
         report.epoch(epoch, step, epsilon=run.epsilon_or_none(), **run.public_values())
     run.note(f"the run was ended after {step} of {run.plan.steps} planned steps, at its user's wish")
+
+
+def _parts(pilot: Part | None, more: Mapping[str, Part] | None) -> dict[str, Part]:
+    return {**({} if pilot is None else {"pilot": pilot}), **(more or {})}
 
 
 def _finished(run: Run, report: Reporter, released: Mapping[str, Any], noted: tuple[Any, LrSchedule]) -> Fit:
@@ -302,22 +325,48 @@ def _check_after(after: Sequence[AfterTraining], mechanism: Mechanism) -> None:
         )
 
 
-def _make_optimizer(make: Any, model: nn.Module) -> Optimizer:
-    if make is not None and not callable(make):
+def _loss(loss: Any, train: Dataset, model: nn.Module) -> Any:
+    """By its text; where none is given, by the first record, whose types and shapes are treated as public: real targets of the
+    output's shape are values, anything else must be classes."""
+    if loss is None:
+        inputs, targets = next(iter(DataLoader(train, batch_size=1)))[:2]
+        real = isinstance(targets, Tensor) and targets.is_floating_point()
+        loss = "squared-error" if real and shape_of_output(model, inputs) == targets.shape else "cross-entropy"
+    return make_loss(loss) if isinstance(loss, str) else loss
+
+
+def _records(train: Dataset) -> int:
+    records = len(train)  # type: ignore[arg-type]
+    return validate.count("train", records, least=1, remedy="the data set must have at least one record")
+
+
+def _own_optimizer(make: Any, model: nn.Module) -> Optimizer | None:
+    if make is None:
+        return None
+    if not callable(make):
         raise BadArgument(
             f"optimizer={make!r} is not a function; give one that makes the optimizer from the parameters, such as torch.optim.Adam"
         )
-    parameters = (p for p in model.parameters() if p.requires_grad)
-    return torch.optim.SGD(parameters, lr=0.5, momentum=0.9) if make is None else make(parameters)
+    made: Optimizer = make(p for p in model.parameters() if p.requires_grad)
+    return made
+
+
+def _default_optimizer(model: nn.Module, choice: Choice) -> Optimizer:
+    if choice.averages:
+        return adam(model.parameters(), *(() if choice.rate is None else (choice.rate,)))
+    rate = _RATE if choice.rate is None else choice.rate
+    return torch.optim.SGD((p for p in model.parameters() if p.requires_grad), lr=rate, momentum=0.9)
 
 
 def _checked_rates(
-    lr_schedule: str | LrSchedule | None, mechanism: Mechanism, optimizer: Optimizer, test: Dataset | None
+    lr_schedule: str | LrSchedule | None, choice: Choice, optimizer: Optimizer, test: Dataset | None
 ) -> LrSchedule:
     schedule = make_lr_schedule(lr_schedule)
+    mechanism = choice.mechanism
+    name = rate_setting_method(mechanism.method) if mechanism.private else None
     refuse_double_rate(
         schedule,
-        method=rate_setting_method(mechanism.method) if mechanism.private else None,
+        method="auto" if choice.finds_rate else name,
         optimizer=type(optimizer).__name__ if "noise_std" in optimizer.param_groups[0] else None,
     )
     if schedule.kind == "plateau" and test is None:
@@ -327,7 +376,7 @@ def _checked_rates(
 
 def _check_targets(model: nn.Module, train: Dataset, loss: Any) -> None:
     if loss is F.cross_entropy or (isinstance(loss, Loss) and loss.wants_classes):
-        classes = check_class_targets(model, train, _device(model))
+        classes = check_class_targets(model, train)
         if isinstance(loss, Loss):
             loss.check_classes(classes)
 

@@ -65,9 +65,9 @@ class Keeper:
             self._run.refuse_unkeepable()
             self._checked = True
         wants = self._keeping.stop()
-        if wants is not None:
+        if self._run.world.any(wants is not None):  # all stop after the same step, though one alone was asked
             self._keep()
-            raise Stopped(wants)
+            raise Stopped(wants or "another process of this run was asked to stop; what was trained is kept")
         steps = self._keeping.every_steps
         by_steps = steps is not None and self._run.state.step % steps == 0
         if by_steps or time.monotonic() - self._kept_at >= 60 * self._keeping.every_minutes:

@@ -101,6 +101,15 @@ def build_model(
     return model
 
 
+def rebuild(name: str, records: Records, weights: str | None = None) -> nn.Module:
+    """The model for these records without any trained weights: for those of a finished run. `weights` names where the run's
+    first ones came from, whose configuration a model that needs it is built from."""
+    architecture = get_architecture(name)
+    config = None if weights is None else architecture.weights.config(pretrained.locate(weights))
+    with torch.random.fork_rng(devices=()):
+        return architecture.build(records, config)
+
+
 def parameters_on(name: str, dataset: DataSet | Source) -> int | None:
     """How many parameters the model has on a data set's records; None where it does not fit, or where the weights or the
     package that it needs are not here. Nothing is allocated."""
@@ -136,6 +145,7 @@ __all__ = [
     "get_architecture",
     "parameter_count",
     "parameters_on",
+    "rebuild",
     "records_of",
     "text_encoder",
     "weights_source",

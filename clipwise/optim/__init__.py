@@ -2,5 +2,6 @@
 
 from clipwise.optim.adam_wosm import AdamWOSM
 from clipwise.optim.apply import hand_over
+from clipwise.optim.averaging import WeightAverage, check_decay
 
-__all__ = ["AdamWOSM", "hand_over"]
+__all__ = ["AdamWOSM", "WeightAverage", "check_decay", "hand_over"]

@@ -1,7 +1,7 @@
 """Stage 6: released gradients to the user's own torch.optim optimizer.
 
-The denominator is the *expected* batch size, a public number: dividing by the realised one would tell how many
-records were drawn.
+The denominator is the *expected* batch size, a public number, and for a method that normalises its bound beside: dividing
+by the realised size would tell how many records were drawn.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ def hand_over(
     parameters: Sequence[nn.Parameter],
     released: Released,
     *,
-    expected_batch_size: float,
+    divide_by: float,
     learning_rate: float | None,
 ) -> None:
-    """p.grad = released sum / expected batch size (the sum's memory is re-used), and the public values of the step: the
+    """p.grad = released sum / `divide_by`, a public number (the sum's memory is re-used), and the public values of the step: the
     rate that a method has learned (None leaves the user's own rate and scheduler alone), and the std of the noise on
     p.grad, for an optimizer whose groups have a place for it."""
-    torch._foreach_div_(list(released.gradient), expected_batch_size)
+    torch._foreach_div_(list(released.gradient), divide_by)
     for p, total in zip(parameters, released.gradient, strict=True):
         p.grad = total.to(p.dtype)  # rounded after the noise, where that is post-processing
     for group in optimizer.param_groups:
         if learning_rate is not None:
             group["lr"] = learning_rate
         if "noise_std" in group:
-            group["noise_std"] = released.noise_std / expected_batch_size
+            group["noise_std"] = released.noise_std / divide_by

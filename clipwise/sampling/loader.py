@@ -25,6 +25,7 @@ from torch.utils.data import (
     TensorDataset,
     default_collate,
 )
+from torch.utils.data.distributed import DistributedSampler
 
 from clipwise.keystream import Key
 from clipwise.sampling.collate import Collate
@@ -89,9 +90,11 @@ class SampledLoader:
         *,
         max_physical_batch: int | None,
         collated: tuple[Collate, Layout] | None = None,
+        part: tuple[int, int] = (0, 1),
     ):
-        """`collated` is what `check_collate` gives: the collate function to use, and what it pads."""
-        self._loader, self._sampler, self._key = loader, sampler, key
+        """`collated` is what `check_collate` gives: the collate function to use, and what it pads. `part` (k, of how many) is this
+        process's share of each sample: every process draws all of it, from the same key."""
+        self._loader, self._sampler, self._key, self._part = loader, sampler, key, part
         self._most = max_physical_batch
         self._worker_seed = int.from_bytes(key.derive("workers").secret[:7], "big")
         collate, self._layout = collated or (loader.collate_fn, Layout())
@@ -112,7 +115,7 @@ class SampledLoader:
 
         def indices() -> Iterator[list[int]]:
             for step in steps:
-                drawn = self._sampler.draw(self._key, step).tolist()
+                drawn = self._sampler.draw(self._key, step)[self._part[0] :: self._part[1]].tolist()
                 most = self._most or max(1, len(drawn))
                 pieces = [drawn[i : i + most] for i in range(0, len(drawn), most)] or [[]]
                 for i, piece in enumerate(pieces):
@@ -156,6 +159,11 @@ def check_loader(loader: DataLoader[Any]) -> int:
     if loader.batch_size is None:
         raise Unsupported(
             "loader: batch_size=None or a batch_sampler of your own decides the batches; give a DataLoader with a batch_size"
+        )
+    if isinstance(loader.sampler, DistributedSampler):
+        raise Unsupported(
+            "loader: a DistributedSampler cuts each epoch into shuffled parts, which is no Poisson sample; give every process the same DataLoader, "
+            "of all records, with shuffle=True and the batch size of all processes together: Clipwise draws one sample and gives each its part"
         )
     if type(loader.sampler) not in (RandomSampler, SequentialSampler) or getattr(loader.sampler, "replacement", False):
         raise Unsupported(

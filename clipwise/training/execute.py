@@ -7,7 +7,7 @@ import dataclasses
 import math
 import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
@@ -16,22 +16,26 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from clipwise.checkpoint import Checkpoints
+from clipwise.accounting import Event
 from clipwise.clipping import METHODS, make_method
 from clipwise.data import DATASETS, DataSet, get_source, is_file, load
 from clipwise.data.grouping import find_grouping
+from clipwise.data.preprocessing import Amount
 from clipwise.data.source import cache_folder
 from clipwise.data.text import Encoder
 from clipwise.fairness.after_training import clipped_counts, group_counts
 from clipwise.fairness.of_run import figures_of_run
+from clipwise.loop.evaluation import number_errors, outputs_of
 from clipwise.loop.fit import AfterTraining, Fit, fit
 from clipwise.loop.keeping import Keeping, Stopped
+from clipwise.losses import make_loss
 from clipwise.models import build_model, get_architecture, parameter_count, text_encoder
 from clipwise.models.freezing import FeaturesAndHead, on_features, trains_last_layer_only
 from clipwise.models.pretrained import note
 from clipwise.statement import Statement
-from clipwise.training.folder import RunFolder, finite, ledger_of
+from clipwise.training.folder import PREPROCESSING, RunFolder, finite, ledger_of
 from clipwise.training.options import TrainConfig
+from clipwise.training.prepare import prepare
 from clipwise.training.record import Record
 from clipwise.training.resolve import optimizer_of
 from clipwise.training.signals import StopRequests, stop_requests
@@ -46,13 +50,18 @@ def load_asked(asked: TrainConfig) -> DataSet:
     make_method(asked.method, **asked.method_options)
     return load(
         asked.data,
-        label=asked.label,
-        classes=asked.classes,
-        ranges=asked.ranges,
-        test_fraction=asked.test_fraction,
         standardize=asked.standardize,
         vocabulary=asked.vocabulary if encoder is None else encoder,
+        regression=_predicts_numbers(asked),
+        **asked.own,
     )
+
+
+def _predicts_numbers(asked: TrainConfig) -> bool:
+    """Whether an own file's label is a number: the loss says so, unless the model gives its input back."""
+    if asked.loss is None or make_loss(asked.loss).wants_classes or not is_file(asked.data):
+        return False
+    return asked.model is None or not get_architecture(asked.model).reconstructs
 
 
 def make_network(settings: TrainConfig, dataset: DataSet) -> nn.Module:
@@ -90,6 +99,10 @@ def train_into(
         try:
             if not resume:
                 folder.write("config.toml", settings.to_toml())
+            placeholders = dataset.unlearned is not None
+            dataset, charged = prepare(folder, settings, dataset, resume=resume)
+            if placeholders:  # how wide a record is may have been released just now
+                network = make_network(settings, dataset)
             with _event_log(settings, folder) as log:
                 parts = _for_training(settings, dataset, network, on_rows, notice)
                 record = Record(folder, log, on_step, on_epoch, notice)
@@ -101,12 +114,12 @@ def train_into(
                     written.append(_kept(settings, dataset, network, done, parts[2], record, folder, rescue))
                     return folder.write_manifest()
 
-                _fit(settings, dataset, parts, folder, record, keeping, on_end, resume=resume, finish=finish)
+                _fit(settings, dataset, parts, folder, record, keeping, on_end, charged, resume=resume, finish=finish)
         except BaseException as error:
             told = _told(error, folder, stop)
             folder.fail(told)
             raise told from error
-        Checkpoints(folder.checkpoints).clear()
+        folder.forget_checkpoints()
         return written[0]
 
 
@@ -135,6 +148,8 @@ def _kept(
         return _write(settings, dataset, network, done, test_part, record, folder)
     except OSError as error:
         other = RunFolder(Path(tempfile.mkdtemp(prefix="clipwise-rescue-", dir=rescue)))
+        if dataset.preprocessing is not None:
+            other.write(PREPROCESSING, dataset.preprocessing.to_json())
         _write(settings, dataset, network, done, test_part, record, other)
         raise ClipwiseError(
             f"{folder.path} cannot be written ({error}); model, statement and result were kept in {other.path}, the ledger is "
@@ -142,9 +157,19 @@ def _kept(
         ) from error
 
 
+def _number_figures(dataset: DataSet, done: Fit, test_part: TensorDataset | None) -> dict[str, Any]:
+    """Of a number that is predicted: errors on the test part, in the label's own units, and cut off at the ends of its range."""
+    target = None if dataset.preprocessing is None else dataset.preprocessing.target
+    if test_part is None or not isinstance(target, Amount):
+        return {}
+    outputs = outputs_of(done.model, test_part.tensors[0]).numpy()
+    predicted, right = (target.decode(values[:, 0]) for values in (outputs, test_part.tensors[1].numpy()))
+    return {"errors": number_errors(right, predicted)}
+
+
 def _event_log(settings: TrainConfig, folder: RunFolder) -> closing[EventLog] | nullcontext[None]:
     """TensorBoard's events, where they were asked for: in the run folder, or under its name in a folder for many runs."""
-    if not settings.tensorboard:
+    if not settings.tensorboard or not folder.writes:
         return nullcontext()
     within_run = settings.tensorboard is True
     return closing(
@@ -168,6 +193,7 @@ def _fit(
     record: Record,
     keeping: Keeping,
     on_end: Callable[[Fit], dict[str, Any]],
+    charged: Sequence[Event],
     *,
     resume: bool,
     finish: bool,
@@ -188,6 +214,7 @@ def _fit(
         average_weights=float(settings.average_weights or 0),
         test=test_part,
         groups=groups,
+        prepared=charged,
         after=_after(settings, groups, len(grouping.names)),
         ledger=folder.ledger,
         earlier=[ledger_of(run) for run in settings.after],
@@ -277,6 +304,7 @@ def _write(
             "private": math.isfinite(done.epsilon),
             "delta": done.delta,
             "accountant": done.accountant,
+            "attack": list(statement.attack),
             "noise_multiplier": done.noise_multiplier,
             "noise_schedule": done.statement.noise_schedule,
             **({} if statement.claimed_epsilon is None else {"claimed_epsilon": statement.claimed_epsilon}),
@@ -285,6 +313,7 @@ def _write(
             "accuracy": done.accuracy,
             **groups.figures,
             **({} if done.test_loss is None else {"test_loss": done.test_loss}),
+            **_number_figures(dataset, done, test_part),
             "run_dir": str(folder.path),
             "test_size": None if dataset.test is None else len(dataset.test),
             "parameters": parameter_count(network),

@@ -3,6 +3,7 @@
     config.toml        what ran; `clipwise train --config` on it repeats the run
     metrics.jsonl      one line an epoch: public or released values only
     path.jsonl         threshold, noise and learning rate by step (at most 1,000 of them), public as well
+    preprocessing.json how a record becomes the tensor that the model sees, and the classes' names: what prediction needs
     ledger.jsonl       what was spent, written ahead by the training loop
     checkpoints/       the run's state, the last two times that it was kept; gone when the run has ended well
     model.safetensors  the trained weights
@@ -36,9 +37,10 @@ from clipwise.files import sha256_of
 from clipwise.locks import Held, holding
 from clipwise.types import BadArgument
 
-LEDGER, MANIFEST = "ledger.jsonl", "manifest.json"
+LEDGER, MANIFEST, PREPROCESSING = "ledger.jsonl", "manifest.json", "preprocessing.json"
 FILES = (  # that a run writes, beside the ledger and the manifest
     "config.toml",
+    PREPROCESSING,
     "metrics.jsonl",
     "path.jsonl",
     "model.safetensors",
@@ -46,12 +48,19 @@ FILES = (  # that a run writes, beside the ledger and the manifest
     "statement.md",
     "result.json",
 )
-VOUCHED = {"weights": "model.safetensors", "statement": "statement.md", "result": "result.json"}  # by the ledger itself
+VOUCHED = {  # by the ledger itself
+    "weights": "model.safetensors",
+    "preprocessing": PREPROCESSING,
+    "statement": "statement.md",
+    "result": "result.json",
+}
 
 
 @dataclass(frozen=True)
 class RunFolder:
     path: Path
+
+    writes = True  # this process; of several that train together, the others only follow
 
     @property
     def ledger(self) -> Path:
@@ -118,6 +127,41 @@ class RunFolder:
             return
         shutil.rmtree(self.path)
 
+    def forget_checkpoints(self) -> None:
+        """After a run that ended well: the weights are elsewhere."""
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
+
+
+class FollowedFolder(RunFolder):
+    """The folder as a process sees it that trains along: it reads what the first one wrote, and writes nothing."""
+
+    writes = False
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        yield
+
+    def write(self, name: str, content: str | bytes) -> None: ...
+
+    def write_manifest(
+        self,
+        names: Iterable[str] = FILES,  # noqa: ARG002
+        *,
+        to_come: Mapping[str, str] | None = None,  # noqa: ARG002
+    ) -> dict[str, Any]:
+        return {}
+
+    def fail(self, error: BaseException) -> None: ...
+
+    def forget_checkpoints(self) -> None: ...
+
+
+def folder_at(path: str | Path) -> RunFolder:
+    """To write to, or only to follow."""
+    from clipwise.ranks import World  # it needs torch, and this module does not
+
+    return RunFolder(Path(path)) if World.here().leads else FollowedFolder(Path(path))
+
 
 def as_json(value: Mapping[str, Any]) -> str:
     return json.dumps(value, indent=2, allow_nan=False) + "\n"
@@ -130,7 +174,16 @@ def ledger_of(run: str | Path) -> Path:
 
 
 def create(out: str | None, data: str, method: str) -> RunFolder:
-    """A new folder: `out`, or runs/<time>-<data>-<method>. One that exists already is refused."""
+    """A new folder: `out`, or runs/<time>-<data>-<method>. One that exists already is refused. Of several processes that train
+    together the first makes it, and tells the others."""
+    from clipwise.ranks import World
+
+    world = World.here()
+    made = str(_create(out, data, method).path) if world.leads else ""
+    return folder_at(world.told(made.encode()).decode())
+
+
+def _create(out: str | None, data: str, method: str) -> RunFolder:
     if out is not None:
         return RunFolder(_make(Path(out)))
     stem = Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{data}-{method}"

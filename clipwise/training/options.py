@@ -7,12 +7,12 @@ Light on purpose (no torch, no data set): the command line reads it to know its 
 from __future__ import annotations
 
 import json
-import math
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from clipwise import validate
+from clipwise.data.described import OwnData
 from clipwise.loop.lr_schedules import make_lr_schedule, refuse_double_rate
 from clipwise.mechanism import Mechanism, Performance
 from clipwise.types import BadArgument
@@ -21,16 +21,10 @@ OptimizerName = Literal["sgd", "adam", "adamw", "rmsprop", "adam-wosm"]
 _HAS_MOMENTUM = ("sgd", "rmsprop")
 
 
-class TrainConfig(Mechanism, Performance):
+class TrainConfig(Mechanism, Performance, OwnData):
     """One training run. An option that is None takes the data set's recommended value (see resolve.py)."""
 
-    data: str = Field("digits", description="A name from `clipwise data`, or a .npz or .csv file.")
-    label: str | None = Field(None, description="The label column of a .csv file.")
-    classes: int | None = Field(None, description="Number of classes of your own file, as a public figure.")
-    ranges: dict[str, list[float]] = Field(
-        default_factory=dict, description="Public range of the features, LOW:HIGH or COLUMN=LOW:HIGH, mapped to 0..1."
-    )
-    test_fraction: float = Field(0.2, description="Held out of your own file for testing.")
+    data: str = Field("digits", description="A name from `clipwise data`, or a file or folder of your own.")
     standardize: list[float] | None = Field(
         None, description="Of images: MEAN:DEVIATION of the pixels, as public figures."
     )
@@ -46,7 +40,8 @@ class TrainConfig(Mechanism, Performance):
         None, description="What is not trained: none, features, ... or but:NAME,NAME (see docs/models.md)."
     )
     loss: str | None = Field(
-        None, description="cross-entropy, focal:gamma=2,alpha=0.25 or squared-error; the model's by default."
+        None,
+        description="cross-entropy or focal:gamma=2,alpha=0.25 for classes, squared-error or huber:delta=1 for a number.",
     )
     group_by: str = Field(
         "class", description="Groups to report on: class, one that the data set has, or a column of numbers."
@@ -108,11 +103,6 @@ class TrainConfig(Mechanism, Performance):
     def _rows(cls, value: float | None) -> int | None:
         return value if value is None else validate.count("batch", value)
 
-    @field_validator("classes")
-    @classmethod
-    def _at_least_two(cls, value: int | None) -> int | None:
-        return value if value is None else validate.count("classes", value, least=2)
-
     @field_validator("standardize")
     @classmethod
     def _mean_and_deviation(cls, value: list[float] | None) -> list[float] | None:
@@ -132,19 +122,11 @@ class TrainConfig(Mechanism, Performance):
     def _known_lr_schedule(cls, value: str) -> str:
         return str(make_lr_schedule(value))
 
-    @field_validator("test_fraction", "momentum", "average_weights")
+    @field_validator("momentum", "average_weights")
     @classmethod
     def _below_one(cls, value: float | None, info: Any) -> float | None:
         if value is not None and not 0 <= value < 1:
             raise BadArgument(f"{info.field_name}={value!r} must lie in [0, 1); give 0 for none")
-        return value
-
-    @field_validator("ranges")
-    @classmethod
-    def _low_high(cls, value: dict[str, list[float]]) -> dict[str, list[float]]:
-        for name, bounds in value.items():
-            if len(bounds) != 2 or not (all(map(math.isfinite, bounds)) and bounds[0] < bounds[1]):
-                raise BadArgument(f"ranges: {name}={bounds!r} is not a range; give two finite numbers, low before high")
         return value
 
     @model_validator(mode="after")
@@ -173,6 +155,11 @@ class TrainConfig(Mechanism, Performance):
     @property
     def mechanism(self) -> Mechanism:
         return Mechanism(**{name: getattr(self, name) for name in Mechanism.model_fields})
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """What is said of an own file, by name: the words that `clipwise.data.load` takes."""
+        return OwnData.model_validate({name: getattr(self, name) for name in OwnData.model_fields}).given
 
     @property
     def performance(self) -> Performance:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from clipwise.clipping import METHODS, method_options
 from clipwise.data import DataSet, is_file
-from clipwise.data.grouping import find_grouping
+from clipwise.data.grouping import BY_CLASS, find_grouping
 from clipwise.data.source import Recipe
 from clipwise.data.text import in_full
 from clipwise.loop.fit import rate_setting_method
@@ -104,13 +104,14 @@ def _number_of_groups(asked: TrainConfig, dataset: DataSet) -> int:
 def _loss(asked: TrainConfig, architecture: Architecture, dataset: DataSet) -> Loss:
     """The loss, after refusing what does not go with a model that gives its input back, or with one that does not."""
     loss = make_loss(asked.loss or architecture.loss)
-    if loss.wants_classes == architecture.reconstructs:
+    numbers = architecture.reconstructs or dataset.numbers
+    if loss.wants_classes == numbers:
         raise BadArgument(
             f"loss={str(loss)!r} does not go with model={architecture.name!r}, which gives "
-            f"{'its input back: leave loss out' if architecture.reconstructs else 'classes: use cross-entropy or focal'}"
+            f"{'its input back: leave loss out' if numbers else 'classes: use cross-entropy or focal'}"
         )
     by_group = (asked.group_counts, asked.clipped_counts, asked.unsafe_diagnostics or None)
-    if architecture.reconstructs and by_group != (None, None, None):
+    if numbers and by_group != (None, None, None):
         raise BadArgument(
             f"group_counts={asked.group_counts!r}, clipped_counts={asked.clipped_counts!r}, "
             f"unsafe_diagnostics={asked.unsafe_diagnostics!r}: these count right answers or gradients by class, "
@@ -120,11 +121,14 @@ def _loss(asked: TrainConfig, architecture: Architecture, dataset: DataSet) -> L
         raise BadArgument(
             f"standardize={asked.standardize!r}: model={architecture.name!r} is to give its input back, pixels from 0 to 1; leave it out"
         )
+    if numbers and METHODS[asked.method].needs_groups and asked.group_by == BY_CLASS:
+        raise BadArgument(f"method={asked.method!r} treats groups apart, and numbers have no classes: name --group-by")
     if asked.vocabulary and architecture.weights.encoder:
         raise BadArgument(
             f"vocabulary={asked.vocabulary!r}: model={architecture.name!r} brings its own tokeniser; leave it out"
         )
-    loss.check_classes(dataset.classes)
+    if not dataset.numbers:
+        loss.check_classes(dataset.classes)
     return loss
 
 

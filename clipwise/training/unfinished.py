@@ -10,9 +10,10 @@ from typing import Any
 
 from clipwise.accounting import Ledger, LedgerError
 from clipwise.checkpoint import Checkpoints
+from clipwise.ranks import World
 from clipwise.statement import shown_epsilon
 from clipwise.training.config import make_config, read_config
-from clipwise.training.folder import MANIFEST, RunFolder
+from clipwise.training.folder import MANIFEST, RunFolder, folder_at
 from clipwise.training.options import TrainConfig
 from clipwise.types import BadArgument
 
@@ -20,6 +21,8 @@ from clipwise.types import BadArgument
 _AT_FIRST = {
     "config.toml",
     ".config.toml.part",
+    "preprocessing.json",
+    ".preprocessing.json.part",
     "ledger.jsonl",
     ".ledger.jsonl.head",
     "checkpoints",
@@ -33,7 +36,7 @@ def begun(out: str | None) -> RunFolder | None:
     """The folder of a run that can go on; None where there is none yet. One that has ended is refused."""
     if out is None:
         raise BadArgument("out=None: --resume goes on with the run in a folder; name it with --out")
-    folder = RunFolder(Path(out))
+    folder = folder_at(out)
     if not folder.path.exists():
         return None
     if ended(folder):
@@ -49,7 +52,7 @@ def ended(folder: RunFolder) -> bool:
 def forget_if_unspent(out: str) -> None:
     """Give the name back of a run that died before its first checkpoint: it had charged nothing, and begins anew."""
     folder = RunFolder(Path(out))
-    if not folder.path.is_dir() or {path.name for path in folder.path.iterdir()} - _AT_FIRST:
+    if not World.here().leads or not folder.path.is_dir() or {path.name for path in folder.path.iterdir()} - _AT_FIRST:
         return  # not what a run leaves at its start
     with folder.alone():
         if folder.ledger.exists() and b"\n" in folder.ledger.read_bytes() and Ledger.read(folder.ledger).events():

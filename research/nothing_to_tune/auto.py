@@ -13,7 +13,7 @@ from clipwise.accounting.events import StepEvent
 
 torch.set_num_threads(1)
 CFG = dict(K=5, spacing=2.5, m=0.08, rho=3.0, factor=0.45, centre=2.0, tau=0.02, prior=1.5, c=3.0, fixed_lr=0.0, start=0.33, mode="restart", final=1, hist=0.01, score=0.02, guess="geo", kappa=0.02, reach=0.9, **{"raise": 1},
-           sched="const", interp=1, top=0.5, pen=0.0, T=0, q=0.0, scale=1.0, n=0, lscale=1.0, bottom=0.0, b2=0.99)
+           sched="const", interp=1, top=0.5, pen=0.0, T=0, q=0.0, scale=1.0, n=0, lscale=1.0, bottom=0.0, b2=0.99, cut=1.0, gamma=0.0, rel=0)
 
 
 def mu_of(eps, delta=DELTA):
@@ -31,11 +31,11 @@ def plan(task, eps, c):
     path = RESULTS / "plans.json"
     known = json.loads(path.read_text()) if path.exists() else {}
     main = T if c["mode"] == "restart" else T - m
-    key = f"{eps} {task.q} {T} {m} {c['K']} {c['rho']} {c['hist']} {c['score']} {main}"
+    key = f"{eps} {task.q} {T} {m} {c['K']} {c['rho']} {c['hist']} {c['score']} {main}" + (f" {c['cut']}" if c["cut"] != 1 else "")
     if key not in known:
         def shape(s):
             events = [StepEvent(task.q, float(s), main)]
-            if m: events.append(StepEvent(task.q, float(c["rho"] * s), c["K"] * m))
+            if m: events.append(StepEvent(task.q / c["cut"], float(c["rho"] * s / c["cut"]), c["K"] * m))
             if hist: events.append(StepEvent(1.0, float(hist), 1))
             if score: events.append(StepEvent(1.0, float(score), 1))
             return events
@@ -78,13 +78,17 @@ class Adam:
         return one
 
 
-def likelihood(task, pop, w, lscale):
+def likelihood(task, pop, w, lscale, w0=None):
     """The sum over all records of a score in [0, 1]: right or wrong, and exp(-loss) where there are no classes."""
     total = 0
     with torch.no_grad():
         for i in range(0, task.n, 2000):
             out, y = pop.forward(w, task.x[i:i + 2000]), task.y[i:i + 2000]
             one = (-losses(task, out, y) * lscale).exp().nan_to_num(0.0) if task.regression else (out.argmax(-1) == y[:, None]).float()
+            if task.regression and w0 is not None:  # free of units: 1/2 as at first, 1 where the loss has gone
+                first = losses(task, pop.forward(w0[None], task.x[i:i + 2000]), y)
+                one = first / (first + losses(task, out, y)).clamp_min(1e-30)
+                one = one.nan_to_num(0.0)
             total = total + one.sum(0)
     return total
 
@@ -95,20 +99,21 @@ def auto_run(task, seed, eps, c):
     sigma, hist, score, T, m = plan(task, eps, c)
     B, D, K = task.q * task.n, len(pop.w0), c["K"]
     weigh = weigher("auto")
-    batch = lambda: torch.nonzero(torch.rand(task.n, generator=gen) < task.q)[:, 0]
+    batch = lambda cut=1.0: torch.nonzero(torch.rand(task.n, generator=gen) < task.q / cut)[:, 0]
     J = median_norm(all_norms(pop, task, pop.w0), hist, gen) if hist else 1.0
     info = dict(sigma=sigma, J=J)
     J = J or 1.0
+    if task.regression and c["gamma"]: weigh = lambda norms: 1 / (norms + c["gamma"] * J)
     guess = {"geo": 0.77 / math.sqrt(J * T), "J": 2 / (J * math.sqrt(T)), "const": 0.3 / math.sqrt(T)}[c["guess"]]
     state, lr = Adam(pop.w0[None].clone(), c["b2"]), guess
     if K > 1:
         rates = torch.tensor([guess * c["centre"] * c["spacing"] ** (k - (K - 1) / 2) for k in range(K)])
         race = Adam(pop.w0.repeat(K, 1), c["b2"])
         for t in range(m):
-            i = batch()
+            i = batch(c["cut"])
             s, _ = pop.grads(race.w, task.x[i], task.y[i], weigh)
-            race.step((s + c["rho"] * sigma * torch.randn(K, D, generator=gen)) / B, rates[:, None])
-        raw = likelihood(task, pop, race.avg, c["lscale"])
+            race.step((c["cut"] * s + c["rho"] * sigma * torch.randn(K, D, generator=gen)) / B, rates[:, None])
+        raw = likelihood(task, pop, race.avg, c["lscale"], pop.w0 if c["rel"] else None)
         seen = (raw + score * math.sqrt(K) * torch.randn(K, generator=gen)) / task.n
         k = int(seen.argmax())
         sd = score * math.sqrt(K) / task.n

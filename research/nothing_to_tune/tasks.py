@@ -98,6 +98,13 @@ def _make(name):
             xt=torch.cat([xt[:, keep], yt[:, None].float()], 1), yt=target(xt, yt),
             kind="mlp", outputs=1, regression=True,
         )  # fmt: skip
+    if name == "hours":  # a regression for development: hours a week from the other columns of adult
+        x, y, xt, yt, d = _raw("adult", 10**9, 10**9)
+        at = next(i for i, f in enumerate(d.feature_names) if f.startswith("hours"))
+        keep = [i for i in range(x.shape[1]) if i != at]
+        mean, std = x[:, at].mean(), x[:, at].std()
+        return dict(x=torch.cat([x[:, keep], y[:, None].float()], 1), y=(x[:, at] - mean) / std * 0.5,
+                    xt=torch.cat([xt[:, keep], yt[:, None].float()], 1), yt=(xt[:, at] - mean) / std * 0.5, kind="mlp", outputs=1, regression=True)  # fmt: skip
     if name == "fashion-scat":
         x, y, xt, yt = _features("scattering", "fashion_mnist", 20_000)
     elif name == "mnist-scat":

@@ -111,7 +111,7 @@ class _MadeUp(_Silent):
 
 class _Replayed(NamedTuple):
     sums: list[Tensor]  # the side queries, then the gradient, before noise
-    gradient: Tensor  # p.grad times the expected batch size
+    gradient: Tensor  # p.grad times the expected batch size, and what a method that normalises divides by
     public: dict[str, Any]
 
 
@@ -211,7 +211,9 @@ def _run(
                 ],
             }
             gradient = model.weight.grad
-            released = gradient.flatten().double() * expected if gradient is not None else torch.zeros(0)
+            released = (
+                gradient.flatten().double() * expected * method.unit(state) if gradient is not None else torch.zeros(0)
+            )
             found.append(_Replayed(noise.sums, released, public))
     finally:
         private.detach()
@@ -324,7 +326,8 @@ def _statistics(
     private.run.stepper.noise = watch
     for _ in range(math.ceil(steps / len(private.loader))):
         for (index,) in private.loader:
-            bound, step = method.l2_bound(private.run.state.method), private.run.state.step
+            state, step = private.run.state.method, private.run.state.step
+            bound = method.l2_bound(state)
             std = private.run.plan.shares(step).gradient
             optimizer.zero_grad()
             model(10 * bound * torch.nn.functional.one_hot(index, width).float()).sum().backward()
@@ -332,9 +335,10 @@ def _statistics(
             released = model.weight.grad
             if released is None:
                 raise RuntimeError("a step left no released gradient")
-            values = (released.flatten().double() * expected / bound / std).numpy()
-            drawn = np.zeros(width, bool)
-            drawn[index.numpy()] = True
+            values = (released.flatten().double() * expected * method.unit(state) / bound / std).numpy()
+            there = torch.zeros(width).index_fill_(0, index, 1)
+            private.run.world.add_up([there])  # by any of the processes, where several are audited together
+            drawn = there.bool().numpy()
             inside.append(values[drawn] * std)  # in units of the bound
             outside.append(values[~drawn] * std)
             scales.append(std)

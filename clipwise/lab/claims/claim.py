@@ -20,8 +20,7 @@ class Claim:
     """`published` and `recomputed` are epsilons unless `inputs["published_is"]` names something else.
 
     `recomputed` is None where the paper does not print an input that its formula needs. The honest figures are
-    always epsilons, at the claim's delta; infinity says that no guarantee holds, or, for RDP alone, that it exceeds
-    the 100 up to which RDP is trusted.
+    always epsilons, at the claim's delta; infinity says that no guarantee holds.
     """
 
     paper: str

@@ -29,11 +29,11 @@ Clipwise epsilon with one that was computed differently.
 - **published** is what the paper prints: an epsilon, unless the table says otherwise.
 - **recomputed** is the paper's own formula with our code; "-" where the paper does not print an input that it needs.
 - **honest RDP** and **honest PLD** are upper bounds on epsilon by Clipwise's two accountants, at the claim's delta,
-  with every step counted, for Poisson batches and neighbours that differ by one record. PLD is tight; RDP is not
-  trusted above 100. "none" says that no finite epsilon holds.
+  with every step counted, for Poisson batches and neighbours that differ by one record. PLD is tight; RDP is
+  a bound too, and above 1,000 a poor one. "none" says that no finite epsilon holds.
 - **why** points to the notes below each table.
 
-`clipwise claims --json` prints the same rows for programs (null for "-", "none" and "above 100").
+`clipwise claims --json` prints the same rows for programs (null for "-" and "none").
 """
 
 
@@ -60,7 +60,7 @@ def _section(claims: Sequence[Claim]) -> Section:
             claim.row,
             f"{claim.published:.7g}",
             figure(claim.recomputed),
-            figure(claim.honest_rdp, beyond="none" if math.isinf(claim.honest_pld) else "above 100"),
+            figure(claim.honest_rdp),
             figure(claim.honest_pld),
             _listed(claim.inputs, shared, claim.row),
             "".join(f"[{notes.index(sentence) + 1}]" for sentence in _sentences(claim.why)),
@@ -74,11 +74,11 @@ def _sentences(text: str) -> list[str]:
     return re.split(r"(?<=\.) (?=[A-Z])", text)
 
 
-def figure(value: float | None, beyond: str = "none") -> str:
+def figure(value: float | None) -> str:
     if value is None:
         return "-"
     if math.isinf(value):
-        return beyond
+        return "none"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4f}"
 
 

@@ -24,22 +24,20 @@ class Bar(NamedTuple):
 
 
 def draw_bars(title: str, bars: Sequence[Bar]) -> str:
-    """Bars start at a round number below the lowest whisker, and the axis says so: differences are what matters."""
-    marks = [bar.mark for bar in bars if bar.mark is not None]
-    lowest, high = min([*(bar.low for bar in bars), *marks]), max([*(bar.high for bar in bars), *marks])
-    step = next(s for s in (1, 2, 5, 10, 20) if (high - lowest) / s <= 8)
-    low = step * math.floor((lowest - 1e-9) / step)
+    """Bars of shares in percent, from zero: a bar's length is its value."""
+    high = max([*(bar.high for bar in bars), *(bar.mark for bar in bars if bar.mark is not None), 1e-9])
+    step = next((s for s in (0.1, 0.2, 0.5, 1, 2, 5, 10) if high / s <= 8), 20)
     left = 24 + round(LETTER * min(30, max(len(bar.label) for bar in bars)))
     right, bottom = WIDTH - VALUE, TOP + ROW * len(bars)
 
     def x(value: float) -> float:
-        return round(left + (right - left) * (value - low) / max(high - low, 1e-9), 1)
+        return round(left + (right - left) * max(value, 0.0) / high, 1)
 
     parts = []
-    for place in range(math.floor((high - low) / step + 1e-9) + 1):
-        at, kind = x(low + place * step), "grid" if place else "axis"
+    for place in range(math.floor(high / step + 1e-9) + 1):
+        at, kind = x(place * step), "grid" if place else "axis"
         parts.append(f'<path class="{kind}" d="M{at} {TOP}V{bottom}"/>')
-        parts.append(f'<text x="{at}" y="{bottom + 16}" text-anchor="middle">{low + place * step:g} %</text>')
+        parts.append(f'<text x="{at}" y="{bottom + 16}" text-anchor="middle">{place * step:g} %</text>')
     for place, bar in enumerate(bars):
         middle = TOP + ROW * place + ROW / 2
         parts += [

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from clipwise.fairness.intervals import wilson
 from clipwise.validate import finite_or_none
 
 
@@ -28,6 +29,7 @@ class Series:
     points: tuple[Point, ...]
     dashed: bool = False
     marked: bool = True  # each point gets a mark, unless there are many
+    published: tuple[Point, ...] = ()  # another's figures for the same, drawn as diamonds
 
 
 class Target(NamedTuple):
@@ -48,14 +50,22 @@ class Figure:
     from_zero: bool = False  # the y axis starts at 0
     percent: bool = False
     x_log: bool = False  # for an option whose candidates are factors apart; all x are above 0
+    y_log: bool = False  # also where the values alone would not ask for it; all y are above 0
     note: str = ""
 
     @property
     def log(self) -> bool:
         """Values over several orders of magnitude are drawn on a log scale."""
+        if self.y_log:
+            return True
         ys = [p.y for s in self.series for p in s.points]
         linear = self.from_zero or self.percent or not ys or min(ys) < 1e-300  # a log scale has no 0
         return not linear and max(ys) / min(ys) > 50
+
+    @property
+    def constant(self) -> bool:
+        """Nothing moves: a number says it all."""
+        return all(p.y == s.points[0].y for s in self.series for p in s.points)
 
     def shown(self, y: float) -> str:
         """A value of this chart, for people."""
@@ -87,12 +97,18 @@ def in_markdown(file: str, alt: str) -> str:
 _FIGURES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("Privacy spent", "epsilon", ("epsilon", "claimed_epsilon")),
     ("Accuracy on test data", "accuracy", ("accuracy",)),
-    ("Clipping threshold C", "threshold", ("threshold", "thresholds")),
+    ("Clipping threshold C", "threshold", ("threshold", "thresholds", "norm_median", "norm_90")),
     ("Upper bound Z", "upper bound", ("upper",)),
     ("Noise multiplier (noise std / l2 bound)", "noise multiplier", ("noise_multiplier",)),
     ("Learning rate", "learning rate", ("lr", "learning_rate")),
 )
-_LABELS = {"lr": "lr, of the last step", "learning_rate": "learning_rate, of the next step"}
+_LABELS = {
+    "lr": "lr, of the last step",
+    "learning_rate": "learning_rate, of the next step",
+    "threshold": "threshold C",
+    "norm_median": "median of the norms, as released",
+    "norm_90": "90th percentile of the norms, as released",
+}
 _POSITIONS = ("step", "epoch")
 
 
@@ -155,15 +171,6 @@ def _series(lines: Sequence[Mapping[str, Any]], x_name: str, key: str, test_size
                 label = key if entry is None else f"{key} {entry}"
                 found.setdefault(label, []).append(Point(x, y, *(wilson(y, test_size) if test_size else ())))
     return [Series(label, tuple(points)) for label, points in found.items()]
-
-
-def wilson(share: float, size: int, z: float = 1.959963984540054) -> tuple[float, float] | tuple[None, None]:
-    """The 95 % interval of a share of `size` independent trials (Wilson 1927); none for what is no share."""
-    if not 0 <= share <= 1:
-        return None, None
-    middle = (share + z * z / (2 * size)) / (1 + z * z / size)
-    half = z * math.sqrt(share * (1 - share) / size + z * z / (4 * size * size)) / (1 + z * z / size)
-    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def short(value: float) -> str:

@@ -8,8 +8,9 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
+from clipwise.fairness.intervals import wilson
 from clipwise.lab.report import svg
-from clipwise.lab.report.figures import Figure, Point, Series, Target, run_figures, thinned, wilson
+from clipwise.lab.report.figures import Figure, Point, Series, Target, run_figures, thinned
 from clipwise.lab.report.plots import png
 from clipwise.lab.report.study_figures import _point, _spread
 

@@ -20,10 +20,12 @@ from clipwise.lab.report import svg
 from clipwise.lab.report.figures import Figure
 
 
-def page(title: str, body: Sequence[str]) -> str:
+def page(title: str, body: Sequence[str], *, live: str = "") -> str:
+    """The page. `live` is a script of a page that is served: it may ask its own server for more, and nobody else."""
     style = svg.CSS + _asset("page.css")
-    script = _asset("page.js")
+    script = _asset("page.js") + live
     policy = f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'"
+    policy += "; connect-src 'self'" if live else ""
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'

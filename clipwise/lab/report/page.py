@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from clipwise.fairness.intervals import wilson
 from clipwise.lab.report import bars, grouped_bars, html
-from clipwise.lab.report.figures import Figure, short, wilson
+from clipwise.lab.report.attack import attack_figure, attack_section, limits
+from clipwise.lab.report.figures import Figure, short
 from clipwise.lab.report.grouped_bars import Bar, BarSeries, GroupedBars
 from clipwise.lab.report.run_record import RunRecord
 from clipwise.lab.report.search import search_section
@@ -34,12 +36,15 @@ def run_page(record: RunRecord, figures: list[Figure], *, beside: Path) -> str:
     ]
     if record.search is not None:
         body.append(search_section(record.search))
+    if record.charged is not None and record.charged.attack is not None:
+        body.append(attack_section(record.charged.attack))
     if figures:
         hint = "" if "epsilon" in {f.name for f in figures} else "Epsilon is infinite throughout, and so has no chart. "
         if record.search is not None:
             hint += "These are the chosen run's own, without the search: epsilon here is that of one run. "
         hint += "Values appear under the pointer; with the keyboard, focus a chart and use the arrow keys."
-        body.append(html.section("Over the run", html.text(hint), html.charts(figures)))
+        moving = [figure for figure in figures if not figure.constant]
+        body.append(html.section("Over the run", html.text(hint), html.charts(moving), html.tiles(unchanged(figures))))
     body += _by_group(record)
     if record.lines:
         body.append(html.section("Every number", html.details("The lines of metrics.jsonl", *_metrics(record))))
@@ -78,12 +83,25 @@ def _tiles(record: RunRecord, summary: Mapping[str, Any]) -> list[tuple[str, str
     return tiles
 
 
+def unchanged(figures: list[Figure]) -> list[tuple[str, str, str]]:
+    """What a chart would show as a flat line, as numbers."""
+    return [
+        (
+            f.title,
+            " · ".join(dict.fromkeys(f.shown(s.points[0].y) for s in f.series)),
+            "throughout" if any(len(s.points) > 1 for s in f.series) else "",
+        )
+        for f in figures
+        if f.constant
+    ]
+
+
 def _epsilon(record: RunRecord, summary: Mapping[str, Any]) -> tuple[str, str]:
     if summary["epsilon"] is None:
         claimed = finite_or_none(record.result.get("claimed_epsilon"))
         if claimed is not None:
             return "infinite", f"no valid guarantee; the paper's way of counting claims {short(claimed)}"
-        known = record.finished or (record.charged and record.charged[1] is not None)
+        known = record.finished or (record.charged and record.charged.epsilon is not None)
         return ("infinite", "no guarantee") if known else ("not known", "no result and no good ledger")
     delta = "" if summary["delta"] is None else f"at delta {summary['delta']:g}"
     more = delta if record.finished else f"{delta}, from the ledger"
@@ -249,7 +267,15 @@ def _shown(value: Any) -> Any:
 def _links(record: RunRecord, figures: list[Figure], beside: Path) -> list[tuple[str, str]]:
     way = os.path.relpath(record.path.resolve(), beside.resolve())
     links = [(name, quote(Path(way, name).as_posix())) for name in record.files]
-    return links + [(f"report/{figure.name}.png", quote(f"report/{figure.name}.png")) for figure in figures]
+    drawn = [f"report/{figure.name}.png" for figure in pictured(record, figures)]
+    return links + [(name, quote(name)) for name in drawn]
+
+
+def pictured(record: RunRecord, figures: list[Figure]) -> list[Figure]:
+    """The charts of the page, each of which is a file too: what an attacker gains, and what moves over the run."""
+    found = record.charged.attack if record.charged else None
+    first = [attack_figure(found)] if found is not None and limits(found) else []
+    return [*first, *(figure for figure in figures if not figure.constant)]
 
 
 def _base(data: Any) -> str:

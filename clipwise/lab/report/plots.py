@@ -8,12 +8,13 @@ from clipwise.lab.report.figures import Figure, short
 
 COLOURS = ("#0b62a8", "#bc4a10", "#12755a", "#8a3f96", "#8c6100", "#4d5a68", "#b3246b", "#1b7f94")
 MARKED = 40  # points: a line of more has no marks (as in svg.py)
+FEW = 10  # positions on a log scale that are ticks themselves; of more, powers of ten are (as in svg.py)
 BESIDE = 6  # with more lines, their names stand beside the chart
 
 
 def png(figure: Figure) -> bytes:
     from matplotlib.figure import Figure as Drawing
-    from matplotlib.ticker import MaxNLocator, NullLocator, PercentFormatter
+    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator, PercentFormatter
 
     many = len(figure.series) > BESIDE
     drawing = Drawing(figsize=(9.5 if many else 7, 4.6 if many else 4), dpi=150, layout="constrained")
@@ -30,6 +31,9 @@ def png(figure: Figure) -> bytes:
             axes.fill_between(spread_at, low, high, color=colour, alpha=0.16, linewidth=0)
         elif known:
             axes.vlines(*known[0], color=colour)
+        if series.published:
+            xs, ys = [p.x for p in series.published], [p.y for p in series.published]
+            axes.plot(xs, ys, "D", color=colour, markersize=6, markeredgecolor="white")
     if figure.target:
         label = f"{figure.target.label} {figure.shown(figure.target.y)}"
         axes.axhline(figure.target.y, color="#1c2430", linestyle=":", linewidth=1.2, label=_plain(label))
@@ -40,11 +44,14 @@ def png(figure: Figure) -> bytes:
     if figure.from_zero:
         axes.set_ylim(bottom=0)
     if figure.percent:
-        axes.yaxis.set_major_formatter(PercentFormatter(xmax=1))
+        axes.yaxis.set_major_formatter(
+            FuncFormatter(lambda y, _: f"{100 * y:.3g} %") if figure.log else PercentFormatter(xmax=1)
+        )
     at = sorted({p.x for s in figure.series for p in s.points})
     if figure.x_log:
         axes.set_xscale("log")
-        axes.set_xticks(at, [short(x) for x in at])
+        few = at if len(at) <= FEW else [10.0**n for n in range(-12, 13) if at[0] <= 10.0**n <= at[-1]]
+        axes.set_xticks(few, [short(x) for x in few])
         axes.xaxis.set_minor_locator(NullLocator())
     else:
         axes.xaxis.set_major_locator(MaxNLocator(integer=all(x == int(x) for x in at)))

@@ -6,13 +6,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from clipwise import files
-from clipwise.accounting import ACCOUNTANTS
+from clipwise.accounting import ACCOUNTANTS, TradeOff, trade_off
 from clipwise.accounting.history import read_history
 from clipwise.accounting.ledger import Ledger, LedgerError
-from clipwise.lab.report.figures import wilson
+from clipwise.fairness.intervals import wilson
+from clipwise.lab.report.attack import RATES
 from clipwise.lab.report.search import SearchRecord
 from clipwise.statement import stated_head
 from clipwise.training.verify import NotVerified, verify
@@ -34,6 +35,14 @@ FILES = (
 _ANY_OF = ("config.toml", "result.json", "metrics.jsonl", "ledger.jsonl", "plan.json")
 
 
+class Charged(NamedTuple):
+    """What the ledger says."""
+
+    steps: int
+    epsilon: float | None  # where no result states it
+    attack: TradeOff | None  # the most that any attack can reach, by all that counts
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
     path: Path
@@ -42,7 +51,7 @@ class RunRecord:
     steps: tuple[Mapping[str, Any], ...]  # of path.jsonl, one a step
     result: Mapping[str, Any]  # empty while the run goes on
     statement: str | None
-    charged: tuple[int, float | None] | None  # steps, and epsilon where no result states it; None without a good ledger
+    charged: Charged | None  # None without a good ledger
     problems: tuple[str, ...]
     search: SearchRecord | None = None  # that chose the options of this run
 
@@ -75,7 +84,7 @@ class RunRecord:
         """The figures at the top of the page, and what `clipwise report --json` gives."""
         last = self.lines[-1] if self.lines else {}
         accuracy = finite_or_none(self.result.get("accuracy", last.get("accuracy")))
-        spent = self.charged[1] if self.charged and not self.finished else None
+        spent = self.charged.epsilon if self.charged and not self.finished else None
         interval = wilson(accuracy, self.test_size) if accuracy is not None and self.test_size else (None, None)
         return {
             "method": self.result.get("method", self.config.get("method")),
@@ -89,8 +98,9 @@ class RunRecord:
             "accuracy": accuracy,
             "accuracy_interval": None if interval[0] is None else list(interval),
             "test_size": self.test_size,
-            "steps": self.result.get("steps", self.charged[0] if self.charged else last.get("step")),
+            "steps": self.result.get("steps", self.charged.steps if self.charged else last.get("step")),
             "noise_multiplier": finite_or_none(self.result.get("noise_multiplier", last.get("noise_multiplier"))),
+            "attack": self.result.get("attack"),
             "last": dict(last),
             **({} if self.search is None else {"tuning": dict(self.search.plan), "chosen": self.search.chosen}),
         }
@@ -127,7 +137,7 @@ def read_run(path: str | Path) -> RunRecord:
         problems.append("There is no result.json: the run has not finished, or it was killed.")
     if not lines and (search is None or result):
         problems.append("There are no metrics: the run did not complete an epoch.")
-    charged = _charged(path / "ledger.jsonl", config, result, problems)
+    charged = _charged(path / "ledger.jsonl", config, result, problems, searched=search is not None)
     return RunRecord(
         path=path,
         config=config,
@@ -138,6 +148,23 @@ def read_run(path: str | Path) -> RunRecord:
         charged=charged,
         problems=tuple(problems),
         search=search,
+    )
+
+
+def read_so_far(path: str | Path) -> RunRecord:
+    """What a run has written up to now, without looking at its ledger or verifying anything: cheap, for looking again and
+    again. A file that is not there yet is empty."""
+    path = Path(path)
+    result = _object(path / "result.json", _text(path / "result.json") or "{}", "the file")
+    return RunRecord(
+        path=path,
+        config=_toml(path / "config.toml"),
+        lines=tuple(_lines(path / "metrics.jsonl")),
+        steps=tuple(_lines(path / "path.jsonl")),
+        result=result,
+        statement=None,
+        charged=None,
+        problems=(f"The run failed: {result.get('kind', 'error')}: {result['error']}",) if "error" in result else (),
     )
 
 
@@ -158,8 +185,8 @@ def anchor(run: Path) -> str | None:
 
 
 def _charged(
-    path: Path, config: Mapping[str, Any], result: Mapping[str, Any], problems: list[str]
-) -> tuple[int, float | None] | None:
+    path: Path, config: Mapping[str, Any], result: Mapping[str, Any], problems: list[str], *, searched: bool
+) -> Charged | None:
     """What the ledger charges, after its chain of hashes was checked; epsilon only where no result states it."""
     if not path.is_file():
         if result.get("private"):
@@ -176,10 +203,16 @@ def _charged(
     if stated is not None and stated != steps:
         problems.append(f"result.json states {stated} steps, and the ledger charges {steps}.")
     delta = finite_or_none(config.get("delta"))
+    asked = config.get("accountant")
+    accountant = asked if asked in ACCOUNTANTS else "best"
     if (result and "error" not in result) or not delta or not steps:
-        return steps, None
-    accountant = config.get("accountant")
-    return steps, ledger.epsilon(delta, accountant if accountant in ACCOUNTANTS else "best").value
+        told, spent = finite_or_none(result.get("epsilon")), None
+    else:
+        told = spent = ledger.epsilon(delta, accountant).value
+    # A search costs more than the ledger of the run that it chose: then its own pair alone counts.
+    whole = accountant != "rdp" and not searched
+    attack = trade_off(ledger.events(), told, delta, RATES, whole_curve=whole) if steps else None
+    return Charged(steps, spent, attack)
 
 
 def _text(path: Path) -> str | None:

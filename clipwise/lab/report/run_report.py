@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from clipwise.lab.report.figures import run_figures
-from clipwise.lab.report.page import run_page
+from clipwise.lab.report.page import pictured, run_page
 from clipwise.lab.report.plots import png
 from clipwise.lab.report.run_record import RunRecord, read_run
 from clipwise.training.folder import RunFolder
@@ -25,7 +25,7 @@ def write_run_report(run: str | Path, out: str | Path | None = None) -> Written:
     folder = record.path if out is None else Path(out)
     figures = run_figures(record.lines, record.steps, target_epsilon=record.target_epsilon, test_size=record.test_size)
     page = run_page(record, figures, beside=folder)
-    drawn = {f"{figure.name}.png": png(figure) for figure in figures}
+    drawn = {f"{figure.name}.png": png(figure) for figure in pictured(record, figures)}
     pictures = folder / "report"
     try:
         pictures.mkdir(parents=True, exist_ok=True)

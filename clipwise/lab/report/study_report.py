@@ -11,10 +11,12 @@ from urllib.parse import quote
 from clipwise.lab.report import html
 from clipwise.lab.report.bars import Bar, draw_bars
 from clipwise.lab.report.figures import Figure
+from clipwise.lab.report.heat import Heat, draw_heat, heat_png
 from clipwise.lab.report.plots import png
-from clipwise.lab.report.study_figures import study_figures
+from clipwise.lab.report.study_curves import study_curves
+from clipwise.lab.report.study_figures import study_figures, study_heats
 from clipwise.lab.study import About, Cell, read_results, summarise
-from clipwise.lab.study.table import facts, legend
+from clipwise.lab.study.table import facts, heading, legend
 from clipwise.lab.study.tuning_table import tuning_section
 from clipwise.training.folder import RunFolder
 from clipwise.types import BadArgument
@@ -29,6 +31,14 @@ COMPARED = (
     "Lost to privacy: points below the run without it. Published: the source's own figure, with its own settings and its own "
     "way of counting epsilon (see what differs, above)."
 )
+
+
+class _Drawn(NamedTuple):
+    """The page's charts, as HTML, and the names of their files."""
+
+    side_by_side: list[str]
+    went: list[str]
+    files: tuple[str, ...]
 
 
 class Written(NamedTuple):
@@ -47,11 +57,18 @@ def write_study_report(folder: str | Path, out: str | Path | None = None) -> Wri
     found = {line["id"]: line for line in read_results(folder / "results.jsonl")}
     lines = [found[id_] for id_ in about.trials if id_ in found]
     cells = summarise(about, lines)
-    figures = study_figures(about, lines, cells)
+    figures, heats = study_figures(about, lines, cells), study_heats(about, lines)
+    curves = study_curves(about, lines, folder)
     target = folder if out is None else Path(out)
-    page = _page(about, lines, cells, figures, folder, way=os.path.relpath(folder.resolve(), target.resolve()))
-    drawn = {f"{figure.name}.png": png(figure) for figure in figures}
-    alts = {target / "report" / f"{figure.name}.png": figure.alt() for figure in figures}
+    drawn = {f"{each.name}.png": png(each) for each in (*figures, *curves)}
+    drawn |= {f"{heat.name}.png": heat_png(heat) for heat in heats}
+    shown: list[Figure | Heat] = [*figures, *heats, *curves]
+    alts = {target / "report" / f"{each.name}.png": each.alt() for each in shown}
+    charts = [html.charts(figures, wide=True)] if figures else []
+    charts += [draw_heat(heat) for heat in heats]
+    went = [html.section("How the runs went", html.charts(curves))] if curves else []
+    way = os.path.relpath(folder.resolve(), target.resolve())
+    page = _page(about, lines, cells, _Drawn(charts, went, tuple(drawn)), folder, way=way)
     try:
         (target / "report").mkdir(parents=True, exist_ok=True)
         for name, content in drawn.items():
@@ -66,7 +83,7 @@ def _page(
     about: About,
     lines: Sequence[Mapping[str, Any]],
     cells: Sequence[Cell],
-    figures: Sequence[Figure],
+    drawn: _Drawn,
     folder: Path,
     way: str,
 ) -> str:
@@ -86,12 +103,14 @@ def _page(
                 f"{len(about.trials) - len(lines)} of {len(about.trials)} runs are missing; run the study again."
             )
         )
-    blocks = [html.charts(figures, wide=True)] if figures else []
+    blocks = list(drawn.side_by_side)
     for data, model in dict.fromkeys((cell.data, cell.model) for cell in cells):
-        blocks += _all_bars(data, model, [cell for cell in cells if (cell.data, cell.model) == (data, model)])
-    words = legend(lines) + (" A diamond marks the source's own figure." if any(c.published for c in cells) else "")
-    body.append(html.section("Methods side by side", html.text(words), *blocks))
-    body.append(html.section("Summary", html.text(COMPARED), _summary(cells)))
+        blocks += _all_bars(about, data, model, [cell for cell in cells if (cell.data, cell.model) == (data, model)])
+    words = legend(about, lines) + (
+        " A diamond marks the source's own figure." if any(c.published for c in cells) else ""
+    )
+    body += [html.section("Methods side by side", html.text(words), *blocks), *drawn.went]
+    body.append(html.section("Summary", html.text(COMPARED), _summary(about, cells)))
     if searched := tuning_section(lines):
         body.append(f'<section class="statement">{html.markdown(chr(10).join(searched))}</section>')
     rows = []
@@ -102,21 +121,22 @@ def _page(
     every = html.table([*COLUMNS, "ledger"], rows, caption="results.jsonl, a line a run, numbers as in the file")
     body.append(html.section("Every run", html.details(f"{len(lines)} runs", every)))
     files = [(name, link(name)) for name in ("results.jsonl", "table.md") if (folder / name).is_file()]
-    pictures = [(f"report/{f.name}.png", quote(f"report/{f.name}.png")) for f in figures]
+    pictures = [(f"report/{name}", quote(f"report/{name}")) for name in drawn.files]
     body.append(html.section("Files", html.links([*files, *pictures])))
     return html.page(f"Clipwise: {title}", body)
 
 
-def _summary(cells: Sequence[Cell]) -> str:
+def _summary(about: About, cells: Sequence[Cell]) -> str:
     """Every cell of the table with what it is to be compared with, a row each."""
-    plain = {(c.data, c.model): c.mean for c in cells if c.epsilon is None}
+    plain = {(c.data, c.model): c.mean for c in cells if c.at is None}
     rows = []
     for c in cells:
-        without = None if c.epsilon is None else plain.get((c.data, c.model))
+        spent = c.spent if about.keyed == "noise" else c.at
+        without = None if c.at is None else plain.get((c.data, c.model))
         rows.append(
             [
                 *(c.variant, c.data, c.model),
-                None if c.epsilon is None else html.Shown(c.epsilon, f"{c.epsilon:g}"),
+                None if spent is None else html.Shown(spent, f"{spent:.4g}"),
                 *(_two(c.mean), _two(c.spread), len(c.accuracies)),
                 _two(None if without is None else without - c.mean),
                 *(_two(c.published), _two(None if c.published is None else c.mean - c.published)),
@@ -131,27 +151,28 @@ def _two(value: float | None) -> html.Shown | None:
     return None if value is None else html.Shown(value, f"{value:.2f}")
 
 
-def _all_bars(data: str, model: str, cells: Sequence[Cell]) -> list[str]:
-    """The epsilon with the most seeds in full view, the others folded: a page of bars is read by nobody."""
-    seeds = {e: 0 for e in dict.fromkeys(cell.epsilon for cell in cells if cell.epsilon is not None)}
+def _all_bars(about: About, data: str, model: str, cells: Sequence[Cell]) -> list[str]:
+    """The column with the most seeds in full view, the others folded: a page of bars is read by nobody."""
+    seeds = {at: 0 for at in dict.fromkeys(cell.at for cell in cells if cell.at is not None)}
     for cell in cells:
-        if cell.epsilon is not None:
-            seeds[cell.epsilon] += len(cell.accuracies)
-    drawn = {e: draw_bars(f"{data}, {model}, epsilon {e:g}", _bars(cells, e)) for e in seeds}
-    first = max(seeds, key=lambda e: seeds[e], default=None)
-    others = [html.details(f"{data}, {model}, epsilon {e:g}", bars) for e, bars in drawn.items() if e != first]
+        if cell.at is not None:
+            seeds[cell.at] += len(cell.accuracies)
+    titles = {at: f"{data}, {model}, {heading(at, about.keyed)}" for at in seeds}
+    drawn = {at: draw_bars(titles[at], _bars(cells, at)) for at in seeds}
+    first = max(seeds, key=lambda at: seeds[at], default=None)
+    others = [html.details(titles[at], bars) for at, bars in drawn.items() if at != first]
     return [drawn[first], *others] if first is not None else []
 
 
-def _bars(cells: Sequence[Cell], epsilon: float) -> list[Bar]:
-    """The methods at one epsilon, best first, then what has no privacy."""
-    chosen = [cell for cell in cells if cell.epsilon == epsilon]
+def _bars(cells: Sequence[Cell], at: float) -> list[Bar]:
+    """The methods of one column, best first, then what has no privacy."""
+    chosen = [cell for cell in cells if cell.at == at]
     chosen.sort(key=lambda cell: -cell.mean)
-    plain = [cell for cell in cells if cell.epsilon is None]
+    plain = [cell for cell in cells if cell.at is None]
     bars = []
     for cell in (*chosen, *plain):
         half = cell.spread or 0.0
-        guarantee = "" if cell.spent is not None or cell.epsilon is None else " (no guarantee)"
+        guarantee = "" if cell.spent is not None or cell.at is None else " (no guarantee)"
         text = f"{cell}{guarantee}"
         low, high = cell.mean - half, cell.mean + half
         bars.append(Bar(cell.variant, cell.mean, low, high, text, cell.spent is None, cell.published))

@@ -38,9 +38,10 @@ class Canvas:
     def __init__(self, figure: Figure, width: int, height: int):
         self.figure = figure
         self.series = [thinned(s.points) for s in figure.series]
-        xs = [p.x for points in self.series for p in points]
+        xs = [p.x for points in self.series for p in points] + [p.x for s in figure.series for p in s.published]
         ys = [y for points in self.series for p in points for y in (p.y, p.low, p.high) if y is not None]
         ys += [figure.target.y] if figure.target else []
+        ys += [p.y for s in figure.series for p in s.published]
         self.x_ticks, x_low, x_high = _x_axis(xs, figure.x_log)
         self.x_text = short if figure.x_log else _tick_text(self.x_ticks)
         self.right = width - 8 - math.ceil(LETTER / 2 * len(self.x_text(self.x_ticks[-1])))
@@ -124,6 +125,11 @@ def _series(canvas: Canvas, place: int) -> str:
             "</title></circle>"
             for p in points
         ]
+    parts += [
+        f'<path class="f{colour}" d="M{_n(canvas.x(p.x))} {_n(canvas.y(p.y) - 6)}l5 6l-5 6l-5 -6Z"><title>'
+        f"{escape(f'{series.label}, published: {canvas.figure.shown(p.y)}')}</title></path>"
+        for p in series.published
+    ]
     return "".join(parts)
 
 

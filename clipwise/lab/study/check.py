@@ -46,7 +46,7 @@ def _check(config: TrainConfig, read: _Read, built: set[str]) -> None:
         validate.choice("model", config.model, MODELS)
     if config.tensorboard:
         require_tensorboard()
-    key = repr((config.data, config.label, config.classes, config.ranges, config.test_fraction))
+    key = repr((config.data, config.own, config.loss))
     if key not in read:
         if is_file(config.data):
             read[key] = load_asked(config)

@@ -10,31 +10,34 @@ tuning = "learning rates were chosen by test accuracy"
 [common]                                # options of `clipwise train`
 data = "mnist"
 [grid]                                  # every combination of these; [[grid]], twice or more: all of each
-epsilon = [1, 3]
+epsilon = [1, 3]                        # or noise_multiplier, sigma_0: then the honest epsilon of each run is reported
 seed = [0, 1, 2]
+[grid.method_options]                   # also of the method's options
+threshold = [0.1, 1]
 [[variant]]                             # and each of these, which may override both
-name = "fixed, C = 0.1"
+name = "fixed, C = {threshold}"         # an option in braces makes a line for each of its values
 method = "fixed"
-method_options = { threshold = 0.1 }
 tuning = { strategy = "grid-rdp", candidates = 10 }  # epsilon pays for this search; one candidate is run (docs/tuning.md)
-published = { "1" = 95.1, "3" = 97.2 }  # the source's own figures in per cent, by epsilon
+published = { "1" = 95.1, "3" = 97.2 }  # the source's own figures in per cent, by epsilon (or by sigma_0)
 published_gap = { "1" = 9.4 }            # and its privacy cost gap (see `clipwise fairness`)
 
 [picture]                               # accuracy against an option: a line for the methods that are given it,
-x = "threshold"                         # a level for all others
+x = "threshold"                         # a level for all others. With y, another option: a heat map for each method
 
 [quick]                                 # what `--quick` changes: common, the (first) grid, and which variants
-variants = ["fixed, C = 0.1"]
+variants = ["fixed, C = {threshold}"]
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from clipwise import files, validate
 from clipwise.lab.study.trial import Trial
@@ -46,6 +49,7 @@ _FACTS = {"title": "", "source": "", "differs": "", "minutes": 0, "tuning_cost":
 _KEYS = {*_FACTS, "common", "grid", "variant", "picture", "quick"}
 _COSTS = ("none", "charged", "not charged", "not said")
 _ABOUT = "study.json"
+Keyed = Literal["epsilon", "noise"]
 NOT_CHARGED = " (SEARCH NOT CHARGED)"
 _OWN = {"name", "tuning", "published", "published_gap"}  # of a variant, beside options
 
@@ -67,6 +71,8 @@ class About:
     command: str
     tuning_cost: str = "not said"  # of the epsilon in the table: none, charged or not charged
     picture: str | None = None  # the option that accuracy is drawn against
+    picture_y: str | None = None  # and the other one, of a heat map
+    keyed: Keyed = "epsilon"
 
     def write(self, folder: Path) -> None:
         (folder / _ABOUT).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
@@ -92,11 +98,17 @@ class Study:
     tuning_cost: str
     tuning: str
     picture: str | None
+    picture_y: str | None
     trials: tuple[Trial, ...]
+
+    @property
+    def keyed(self) -> Keyed:
+        """What a column of its table stands for: one epsilon, or one first noise multiplier."""
+        return "noise" if any(trial.config.noise_multiplier is not None for trial in self.trials) else "epsilon"
 
     def about(self, command: str) -> About:
         published = {trial.variant: dict(trial.published) for trial in self.trials}
-        facts = {name: getattr(self, name) for name in ("name", "picture", *_FACTS)}
+        facts = {name: getattr(self, name) for name in ("name", "picture", "picture_y", "keyed", *_FACTS)}
         return About(**facts, trials=tuple(trial.id for trial in self.trials), published=published, command=command)
 
 
@@ -130,9 +142,12 @@ def make_study(values: Mapping[str, Any], path: Path, *, quick: bool = False, ch
         if trial is not None
     ]
     unique = {trial.id: trial for trial in reversed(trials)}  # a variant that overrides the grid meets itself
-    study = Study(
-        path.stem, **_facts(values, path), picture=_picture(values, path), trials=tuple(reversed(unique.values()))
-    )
+    study = Study(path.stem, **_facts(values, path), **_picture(values, path), trials=tuple(reversed(unique.values())))
+    if study.keyed == "noise" and any(trial.config.epsilon not in (None, math.inf) for trial in study.trials):
+        raise BadArgument(
+            f"study={str(path)!r} states epsilon for some runs and noise_multiplier for others, and a column of its table is one "
+            "of the two; make two studies of it"
+        )
     if check:
         from clipwise.lab.study.check import check_trials  # imports torch
 
@@ -150,11 +165,13 @@ def _facts(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
     return facts
 
 
-def _picture(values: Mapping[str, Any], path: Path) -> str | None:
+def _picture(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
     table = _table(values, "picture", path)
-    if table and (table.keys() != {"x"} or not isinstance(table["x"], str)):
-        raise BadArgument(f'study={str(path)!r}: [picture] is {table!r}; it has one entry, such as x = "threshold"')
-    return table.get("x")
+    if table and not ("x" in table and table.keys() <= {"x", "y"} and all(isinstance(v, str) for v in table.values())):
+        raise BadArgument(
+            f'study={str(path)!r}: [picture] is {table!r}; it has an option, such as x = "threshold", and perhaps another, y'
+        )
+    return {"picture": table.get("x"), "picture_y": table.get("y")}
 
 
 def _grids(values: Mapping[str, Any], path: Path) -> list[dict[str, Any]]:
@@ -196,38 +213,89 @@ def _trials(path: Path, common: dict[str, Any], grid: dict[str, Any], variant: d
     if not isinstance(name, str) or not name:
         raise BadArgument(f"study={str(path)!r}: a [[variant]] has no name; give each one")
     own = {key: value for key, value in variant.items() if key not in _OWN}
-    free = {key: values for key, values in grid.items() if key not in own}
-    for key, values in free.items():
-        if not isinstance(values, list) or not values:
-            raise BadArgument(f"study={str(path)!r}: grid.{key}={values!r} is not a list of values; write [{values!r}]")
+    free = _free(path, grid, own)
     share = Share.read(variant["tuning"], f"study={str(path)!r}, variant {name!r}") if "tuning" in variant else None
     if share is not None and share.uncharged:
         name += NOT_CHARGED  # in the name, so that no table, picture or page can leave it out
     trials = []
     for chosen in itertools.product(*free.values()):
-        options = {**common, **dict(zip(free, chosen, strict=True)), **own}
-        for key in ("epsilon", "lr"):  # TOML tells 3 from 3.0; people do not
-            if isinstance(options.get(key), int):
-                options[key] = float(options[key])
+        options = _joined(common, dict(zip(free, chosen, strict=True)), own)
         config = make_config(options, f"{path}, variant {name!r}")
         if config.seed is None:
             raise BadArgument(f"study={str(path)!r}, variant {name!r}: no seed; add one to [common] or [grid]")
-        if config.epsilon is None:
+        if config.epsilon is None and config.noise_multiplier is None:
             raise BadArgument(
                 f"study={str(path)!r}, variant {name!r}: no epsilon, and methods are compared at equal ones; add it to "
-                "[common] or [grid], or epsilon = inf to the variant without privacy"
+                "[common] or [grid] (or noise_multiplier there, and epsilons are reported), or epsilon = inf to the variant without privacy"
             )
         published, gap = (_by_epsilon(variant, key, path) for key in ("published", "published_gap"))
-        if share is not None and config.epsilon == float("inf"):
+        if share is not None and config.epsilon in (None, math.inf):
             raise BadArgument(
-                f"study={str(path)!r}, variant {name!r}: tuning with epsilon = inf: there is no budget to share; leave tuning out"
+                f"study={str(path)!r}, variant {name!r}: tuning with epsilon = {config.epsilon}: there is no budget to share; leave tuning "
+                "out"
             )
-        trials.append(Trial(name, config, published, gap, share))
+        trials.append(Trial(_named(name, options, path), config, published, gap, share))
     return trials
 
 
+def _free(path: Path, grid: Mapping[str, Any], own: Mapping[str, Any]) -> dict[tuple[str, ...], list[Any]]:
+    """The lists of the grid that the variant does not override: by the name of an option, or ("method_options", name)."""
+    lists: dict[tuple[str, ...], Any] = {(key,): values for key, values in grid.items() if key != "method_options"}
+    of_method = grid.get("method_options", {})
+    if isinstance(of_method, dict):
+        lists |= {("method_options", key): values for key, values in of_method.items()}
+    else:
+        lists["method_options",] = of_method
+    budgets = {"epsilon", "noise_multiplier"}
+    taken: set[tuple[str, ...]] = {(key,) for key in own} | {
+        ("method_options", key) for key in own.get("method_options", {})
+    }
+    if own.keys() & budgets:  # either decides the other
+        taken |= {(key,) for key in budgets}
+    if own.get("epsilon") == math.inf:  # no method to have options
+        taken |= {key for key in lists if key[0] == "method_options"}
+    free = {key: values for key, values in lists.items() if key not in taken}
+    for key, values in free.items():
+        if not isinstance(values, list) or not values:
+            raise BadArgument(
+                f"study={str(path)!r}: grid.{'.'.join(key)}={values!r} is not a list of values; write [{values!r}]"
+            )
+    return free
+
+
+def _joined(common: Mapping[str, Any], point: Mapping[tuple[str, ...], Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of one run: those of the variant win over the grid's point, and these over the common ones."""
+    options = {**common, **{key[0]: value for key, value in point.items() if len(key) == 1}, **own}
+    of_method = {
+        **common.get("method_options", {}),
+        **{key[1]: value for key, value in point.items() if len(key) == 2},
+        **own.get("method_options", {}),
+    }
+    if of_method and own.get("epsilon") != math.inf:
+        options["method_options"] = of_method
+    if own.get("epsilon") == math.inf:
+        options.pop("noise_multiplier", None)
+    for key in ("epsilon", "lr", "noise_multiplier"):  # TOML tells 3 from 3.0; people do not
+        if isinstance(options.get(key), int):
+            options[key] = float(options[key])
+    return options
+
+
+def _named(name: str, options: Mapping[str, Any], path: Path) -> str:
+    """With the values of the options that its name has in braces."""
+
+    def value(found: re.Match[str]) -> str:
+        known = {**options, **options.get("method_options", {})}
+        if found[1] not in known:
+            raise BadArgument(f"study={str(path)!r}, variant {name!r}: {found[0]} is no option of this run")
+        given = known[found[1]]
+        return f"{given:g}" if isinstance(given, int | float) and not isinstance(given, bool) else str(given)
+
+    return re.sub(r"\{(\w+)\}", value, name)
+
+
 def _by_epsilon(variant: Mapping[str, Any], key: str, path: Path) -> dict[str, float]:
-    """Figures of the source by epsilon, as the table looks them up; inf for the run without privacy."""
+    """Figures of the source by epsilon (or by sigma_0), as the table looks them up; inf for the run without privacy."""
     try:
         return {f"{float(epsilon):g}": float(figure) for epsilon, figure in variant.get(key, {}).items()}
     except (TypeError, ValueError, AttributeError) as error:

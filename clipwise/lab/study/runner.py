@@ -157,7 +157,8 @@ def _outcome(trial: Trial, result: Mapping[str, Any], seconds: float) -> Outcome
 
 def _line(trial: Trial, result: Mapping[str, Any], seconds: float) -> dict[str, Any]:
     options = trial.config.model_dump(
-        include={"schedule", "optimizer", "lr", "expected_batch_size", "method_options"}, by_alias=True
+        include={"schedule", "optimizer", "lr", "expected_batch_size", "method_options", "noise_multiplier"},
+        by_alias=True,
     )
     return {
         "id": trial.id,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from clipwise.data.described import OwnData
 from clipwise.lab.study.trial import Trial
 from clipwise.lab.tuning.planning import SearchPlan
 from clipwise.lab.tuning.share import Share
 from clipwise.training.options import TrainConfig
 
-_OF_DATA = {"data", "label", "classes", "ranges", "test_fraction", "standardize", "vocabulary", "model", "pretrained"}
+_OF_DATA = {"data", "standardize", "vocabulary", "model", "pretrained", "loss", *OwnData.model_fields}
 _plans: dict[str, SearchPlan] = {}
 _records: dict[str, tuple[TrainConfig, int]] = {}
 _read: dict[str, Any] = {}  # the data set that was read last: the trials of a study mostly share one

@@ -8,13 +8,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clipwise.lab.study.definition import About
+from clipwise.lab.study.definition import About, Keyed
 from clipwise.lab.study.tuning_table import PAID, tuning_section
 
 NOT_PRIVATE = "not private"
 LEGEND = (
     "Test accuracy in per cent, mean ± standard deviation over the seeds. Epsilon is the honest one, every step "
     "counted, and equal for all methods in a column."
+)
+BY_NOISE = (
+    "Test accuracy in per cent, mean ± standard deviation over the seeds. A column is one first noise multiplier, sigma_0, as the source "
+    "has it; what it costs differs with the schedule and the method, so that each figure has its honest epsilon (every step counted) beside it."
 )
 
 
@@ -25,7 +29,7 @@ class Cell:
     data: str
     model: str
     variant: str
-    epsilon: float | None  # the target; None for a run without privacy
+    at: float | None  # its column: the epsilon, or sigma_0, that the file states; None for a run without privacy
     accuracies: tuple[float, ...]
     spent: float | None  # the largest honest epsilon of the runs
     published: float | None = None
@@ -50,25 +54,31 @@ def summarise(about: About, lines: Iterable[Mapping[str, Any]]) -> list[Cell]:
     groups: dict[tuple[str, str, str, float | None], list[Mapping[str, Any]]] = {}
     for line in lines:
         if line.get("accuracy") is not None:
-            key = (line["data"], line["model"], line["variant"], line["target_epsilon"])
+            key = (line["data"], line["model"], line["variant"], stated(line))
             groups.setdefault(key, []).append(line)
     cells = []
-    for (data, model, variant, epsilon), runs in groups.items():
+    for (data, model, variant, at), runs in groups.items():
         spent = [run["epsilon"] for run in runs]
-        known = about.published.get(variant, {}).get("inf" if epsilon is None else f"{epsilon:g}")
+        known = about.published.get(variant, {}).get("inf" if at is None else f"{at:g}")
         cells.append(
             Cell(
                 data,
                 model,
                 variant,
-                epsilon,
+                at,
                 tuple(100 * run["accuracy"] for run in runs),
                 None if None in spent else max(spent),
                 known,
                 max((run["claimed_epsilon"] for run in runs if "claimed_epsilon" in run), default=None),
             )
         )
-    return sorted(cells, key=lambda c: (c.data, c.model, order.get(c.variant, 0), _rank(c.epsilon)))
+    return sorted(cells, key=lambda c: (c.data, c.model, order.get(c.variant, 0), _rank(c.at)))
+
+
+def stated(line: Mapping[str, Any]) -> float | None:
+    """The epsilon of a run, or its sigma_0, as its study states it; None without privacy."""
+    target = line["target_epsilon"]
+    return line.get("asked_noise_multiplier") if target is None else target
 
 
 def to_markdown(about: About, lines: Sequence[Mapping[str, Any]]) -> str:
@@ -78,23 +88,23 @@ def to_markdown(about: About, lines: Sequence[Mapping[str, Any]]) -> str:
         "",
         *(f"- {fact}" for fact in facts(about, lines)),
         "",
-        legend(lines),
+        legend(about, lines),
         "",
     ]
     if any(cell.published is not None for cell in cells):
         parts[-2] += " In brackets: the source's own figure."
     for data, model in dict.fromkeys((cell.data, cell.model) for cell in cells):
         here = [cell for cell in cells if (cell.data, cell.model) == (data, model)]
-        parts += [f"## {data}, {model}", "", *_grid(here), ""]
-        if not any(cell.epsilon is None for cell in here):
+        parts += [f"## {data}, {model}", "", *_grid(about, here), ""]
+        if not any(cell.at is None for cell in here):
             parts += ["No run without privacy is part of this table.", ""]
-    return "\n".join([*parts, *_errors(lines), *tuning_section(lines)]).rstrip() + "\n"
+    return "\n".join([*parts, *_errors(about, lines), *tuning_section(lines)]).rstrip() + "\n"
 
 
-def _errors(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+def _errors(about: About, lines: Sequence[Mapping[str, Any]]) -> list[str]:
     """Runs that have a squared error on the test part, and no accuracy."""
     rows = [
-        f"| {line['data']}, {line['model']} | {line['variant']} | {heading(line['target_epsilon'])} | {line['test_loss']:.4f} |"
+        f"| {line['data']}, {line['model']} | {line['variant']} | {heading(stated(line), about.keyed)} | {line['test_loss']:.4f} |"
         for line in lines
         if line.get("accuracy") is None and line.get("test_loss") is not None
     ]
@@ -102,9 +112,10 @@ def _errors(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     return ["## Squared error on the test part", "", *heads, *rows, ""] if rows else []
 
 
-def legend(lines: Sequence[Mapping[str, Any]]) -> str:
+def legend(about: About, lines: Sequence[Mapping[str, Any]]) -> str:
     """What the figures are."""
-    return f"{LEGEND} {PAID}" if any("tuning" in line for line in lines) else LEGEND
+    figures = BY_NOISE if about.keyed == "noise" else LEGEND
+    return f"{figures} {PAID}" if any("tuning" in line for line in lines) else figures
 
 
 def facts(about: About, lines: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -122,31 +133,33 @@ def facts(about: About, lines: Sequence[Mapping[str, Any]]) -> list[str]:
     return [*said, f"{cost}; {about.tuning}." if about.tuning else f"{cost}."]
 
 
-def heading(epsilon: float | None) -> str:
-    return NOT_PRIVATE if epsilon is None else f"epsilon {epsilon:g}"
+def heading(at: float | None, keyed: Keyed = "epsilon") -> str:
+    return NOT_PRIVATE if at is None else f"{'sigma_0' if keyed == 'noise' else 'epsilon'} {at:g}"
 
 
-def _grid(cells: Sequence[Cell]) -> list[str]:
-    epsilons = sorted({cell.epsilon for cell in cells}, key=_rank)
-    heads = [heading(epsilon) for epsilon in epsilons]
+def _grid(about: About, cells: Sequence[Cell]) -> list[str]:
+    columns = sorted({cell.at for cell in cells}, key=_rank)
+    heads = [heading(at, about.keyed) for at in columns]
     rows = [f"| method | {' | '.join(heads)} |", f"| --- |{' --- |' * len(heads)}"]
     for variant in dict.fromkeys(cell.variant for cell in cells):
-        of = {cell.epsilon: cell for cell in cells if cell.variant == variant}
-        rows.append(f"| {variant} | {' | '.join(_shown(of.get(epsilon)) for epsilon in epsilons)} |")
+        of = {cell.at: cell for cell in cells if cell.variant == variant}
+        rows.append(f"| {variant} | {' | '.join(_shown(about, of.get(at)) for at in columns)} |")
     return rows
 
 
-def _shown(cell: Cell | None) -> str:
+def _shown(about: About, cell: Cell | None) -> str:
     if cell is None:
         return ""
     text = str(cell)
-    if cell.epsilon is not None and cell.spent is None:
+    if about.keyed == "noise" and cell.at is not None and cell.spent is not None:
+        text += f" at epsilon {cell.spent:.2f}"
+    if cell.at is not None and cell.spent is None:
         text += " (no guarantee" + ("" if cell.claimed is None else f"; claimed epsilon {cell.claimed:.2f}") + ")"
     return text + ("" if cell.published is None else f" (published {cell.published:g})")
 
 
-def _rank(epsilon: float | None) -> float:
-    return math.inf if epsilon is None else epsilon
+def _rank(at: float | None) -> float:
+    return math.inf if at is None else at
 
 
 def _versions(lines: Iterable[Mapping[str, Any]]) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clipwise.accounting import trade_off
 from clipwise.lab.tuning.planning import SearchPlan
 from clipwise.lab.tuning.record import PLAN
 from clipwise.lab.tuning.search import Search
@@ -66,12 +67,15 @@ class Finished:
 
 def finish(search: Search, chosen: Finished, folder: RunFolder) -> Tuned:
     plan, of_run = search.plan, chosen.statement()
+    attack = trade_off((), plan.epsilon_total, plan.delta, whole_curve=False)  # of the search there is no whole curve
     statement = replace(
         of_run,
         epsilon=plan.epsilon_total,
         delta=plan.delta,
         target_epsilon=plan.target_epsilon,
         accountant=f"strategy {plan.strategy.name}",
+        attack=attack.pairs(),
+        attack_source=attack.source,
         ledger="ledger.jsonl (the chosen run; the search is in plan.json)",
         tuning=_sentence(search) + _before(of_run.tuning),
         search_charged=plan.strategy.charged,
@@ -81,6 +85,7 @@ def finish(search: Search, chosen: Finished, folder: RunFolder) -> Tuned:
     result = {
         **chosen.result(),
         "epsilon": plan.epsilon_total,
+        "attack": list(attack.pairs()),
         "run_dir": str(folder.path),
         "chosen": dict(chosen.chosen),
         "tuning": plan.to_dict(),

@@ -61,11 +61,7 @@ def prepare(
     kept = {name: value for name, value in options.items() if name not in ("epsilon", "delta", "out")}
     seed = kept.get("seed")
     listed = make_candidates(kept, search, draw=draw, number=candidates, seed=seed)
-    for each in listed:
-        if each.config.sampling != "poisson":
-            raise BadArgument(
-                f"sampling={each.config.sampling!r}: what a search costs is known for Poisson sampling alone; leave it out"
-            )
+    _refuse_other_sampling(listed)
     cut = score == "held-out"
     parts = len(listed) if made.parts else None
     if samples is not None or steps is not None:
@@ -79,6 +75,15 @@ def prepare(
     if public_data is not None:
         load_asked(make_config({**kept, "data": public_data}))  # refuses now what it would refuse later
     dataset = load_asked(listed[0].config)
+    if dataset.unlearned is not None or dataset.numbers:
+        what = (
+            "what is learned of the records first is not"
+            if dataset.unlearned
+            else "a number to be predicted has no accuracy"
+        )
+        raise BadArgument(
+            f"data={listed[0].config.data!r}: {what} part of a search; state public ranges and categories, and search over classifiers"
+        )
     cuts = pieces(len(dataset.train), parts=parts, held_out=held_out) if cut else None
     _check_data(listed[0].config.data, dataset, score, cuts)
     listed = [replace(c, config=resolve(c.config.model_copy(update={"delta": delta}), dataset)) for c in listed]
@@ -90,6 +95,14 @@ def prepare(
     delta = float(listed[0].config.delta or 0)
     plan = make_search_plan(made, listed, sizes, epsilon=epsilon, delta=delta, score=score)
     return Search(plan, public_data, cuts, seed, tested=True)
+
+
+def _refuse_other_sampling(listed: Sequence[Candidate]) -> None:
+    for each in listed:
+        if each.config.sampling != "poisson":
+            raise BadArgument(
+                f"sampling={each.config.sampling!r}: what a search costs is known for Poisson sampling alone; leave it out"
+            )
 
 
 def _check_strategy(strategy: Strategy, uncharged: bool, public_data: str | None) -> None:

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from clipwise.loop.averaging import WeightAverage
+from clipwise.optim.averaging import WeightAverage
 from clipwise.types import BadArgument
 
 

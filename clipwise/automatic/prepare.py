@@ -1,0 +1,226 @@
+"""All that an automatic run measures before its first step, in a run of its own on the same ledger.
+
+Formal guarantee: what is released here is one histogram (measure.py) and the rounds of a race (race.py). Their events follow from
+`phases`, a function of public facts; the noise of the training is calibrated with them inside the same target, and each is charged
+before its noise exists. Everything else that this file returns is post-processing. Weights, buffers, modes and
+generators are put back, so that the training begins where the user's model was.
+
+A run that dies in here begins again: what was charged stays charged, other noise is drawn, and the training gets as much more
+noise as that makes necessary. What was found is kept with every checkpoint (as options of the method), and is not measured twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from clipwise import guards, plans
+from clipwise.automatic import rule
+from clipwise.automatic.choice import Choice
+from clipwise.automatic.measure import median_norm
+from clipwise.automatic.pilot import Pilot, adam, check_optimizer
+from clipwise.automatic.race import race
+from clipwise.automatic.task import Task
+from clipwise.checkpoint import Checkpoints
+from clipwise.clipping import Auto
+from clipwise.mechanism import Mechanism
+from clipwise.optim import WeightAverage
+from clipwise.plans import Facts, Phase
+from clipwise.run import Run
+from clipwise.state import Generators
+from clipwise.types import BadArgument, ClipwiseError
+
+
+class Prepared(NamedTuple):
+    """What the training begins with."""
+
+    mechanism: Mechanism  # whose method holds what was found
+    measured: Run  # closed; the training follows it
+    said: tuple[str, ...]
+
+
+def phases(mechanism: Mechanism, facts: Facts) -> tuple[Phase, ...]:
+    """What the measuring costs, before anything is read."""
+    plan = _measuring(mechanism, facts)
+    found = [Phase("histogram of gradient norms", plan.histogram_noise)]
+    for number, each in enumerate(plan.rounds, 1):
+        found.append(Phase(f"race, round {number}: steps", each.noise, each.rates * each.steps))
+        found.append(Phase(f"race, round {number}: scores", each.score_noise))
+    return tuple(found)
+
+
+def _measuring(mechanism: Mechanism, facts: Facts) -> rule.Measuring:
+    sample_rate, steps = plans.length(mechanism, facts)
+    if steps is None:
+        raise BadArgument(
+            "epochs=None: the rate that a run finds depends on its length; give the epochs that are planned"
+        )
+    if mechanism.noise_multiplier is not None:
+        return rule.measuring(rule.mu_of_steps(sample_rate, mechanism.noise_multiplier, steps), steps)
+    if mechanism.epsilon is None or mechanism.delta is None:
+        raise BadArgument(
+            "epsilon=None and noise_multiplier=None: give exactly one of the two, such as epsilon=3.0"
+            if mechanism.epsilon is None
+            else "delta=None: a target epsilon holds at some delta; give one well below 1 / size of the data set, such as 1e-5"
+        )
+    return rule.measuring(rule.gaussian_mu(mechanism.epsilon, mechanism.delta), steps)
+
+
+def prepare(model: nn.Module, loader: DataLoader[Any], choice: Choice, task: Task, **of_run: Any) -> Prepared:
+    """Measure, and find the rate. `of_run` are arguments of `Run` that the training will have too."""
+    optimizer = adam(model.parameters())
+    run = Run(model, optimizer, loader, choice.mechanism, choice.performance, before=phases, **of_run)
+    try:
+        measuring = _measuring(run.mechanism, run.facts)
+        events = run.plan.before
+        with _as_it_was(model):
+            model.train()
+            run.engine.install()
+            run.engine.begin_epoch()
+            median = median_norm(run, task.losses, events[0])
+            run.engine.end_epoch()
+            method = _clipping(run.plan.method, task, median)
+            run.stepper.plan = dataclasses.replace(run.plan, method=method)
+            results = race(run, optimizer, task, measuring, median, events[1:])
+    finally:
+        run.close()
+    rate = rule.chosen_rate(results, run.facts.records)
+    found = dataclasses.replace(method, rate=rate, median_norm=median)
+    mechanism = choice.mechanism.model_copy(update={"method": found, "method_options": {}})
+    return Prepared(mechanism, run, _said(run, found, task, measuring, results))
+
+
+def found_before(folder: str | Path, mechanism: Mechanism) -> Mechanism:
+    """The mechanism with what an earlier part of the run found, as its last checkpoint keeps it."""
+    saved = Checkpoints(folder).newest(lambda _: None)
+    method = plans.method_of(mechanism)
+    if saved is None or not isinstance(method, Auto):
+        return mechanism
+    kept = saved.facts["run"].get("method_options", {})
+    found = {name: kept.get(name) for name in ("rate", "median_norm", "threshold") if getattr(method, name) is None}
+    return mechanism.model_copy(update={"method": dataclasses.replace(method, **found), "method_options": {}})
+
+
+def said_again(run: Run) -> tuple[str, ...]:
+    """What a run that goes on says of what was found before."""
+    method = run.plan.method
+    if not isinstance(method, Auto) or method.rate is None:
+        return ()
+    return (
+        f"learning rate {method.rate:.4g} and median norm {_shown(method.median_norm)}: found before the run was interrupted, and not "
+        "measured again",
+    )
+
+
+def _clipping(method: Any, task: Task, median: float | None) -> Auto:
+    if not isinstance(method, Auto):
+        raise ClipwiseError(f"method {method.name!r} finds no rate")
+    bound = method.threshold if method.threshold is not None else rule.threshold_for(task.kind, median)
+    return dataclasses.replace(method, threshold=bound)
+
+
+@contextmanager
+def _as_it_was(model: nn.Module) -> Iterator[None]:
+    """Weights, buffers, modes and the generators of torch, numpy and Python are put back at the end."""
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    modes = [(module, module.training) for module in model.modules()]
+    generators = Generators().state_dict()
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            model.load_state_dict(state)
+        for module, mode in modes:
+            module.training = mode
+        for p in model.parameters():
+            p.grad = None
+        Generators().load_state_dict(generators)
+
+
+def _said(run: Run, found: Auto, task: Task, measuring: rule.Measuring, results: list[rule.Result]) -> tuple[str, ...]:
+    records, plan = run.facts.records, run.plan
+    said = [
+        f"learning rate {found.rate:.4g} (Adam's) at the start: found by a race of "
+        f"{', '.join(f'{rate:.3g}' for result in results for rate in result.rates)}, whose noised scores were "
+        f"{', '.join(f'{score / records:.1%}' for result in results for score in result.scores)} of the records; it may rise, late in the run, "
+        f"by up to {math.exp(rule.REACH):.2g} times, and does not fall",
+        f"median norm of the gradients at the first weights: {_shown(found.median_norm)}",
+        "clipping: "
+        + ("gradients scaled to length 1" if found.threshold is None else f"at norm {found.threshold:.4g}"),
+        task.said,
+        _cost(run),
+    ]
+    few = rule.too_few(measuring, records)
+    if found.median_norm is None:
+        said.append(
+            "no bin of the histogram stood out of its noise: the first guess of the rate takes the median for 1"
+        )
+    return (*said, *([] if few is None or not plan.private else [few]))
+
+
+def _cost(run: Run) -> str:
+    """What the measuring takes of the budget, as more noise on every step of the training."""
+    parts = f"{sum(1 for p in run.facts.before if not p.steps)} releases on all records and {sum(p.steps for p in run.facts.before)} steps"
+    if run.plan.target_epsilon is None:
+        return f"measuring took {parts}, charged beside the stated noise"
+    without = plans.make(run.mechanism, run.facts._replace(before=())).noise_multiplier
+    more = run.plan.noise_multiplier / without - 1
+    return (
+        f"measuring took {parts}, inside epsilon: noise multiplier {run.plan.noise_multiplier:.4g}, and {without:.4g} without it "
+        f"({more:+.1%})"
+    )
+
+
+def _shown(median: float | None) -> str:
+    return "not seen" if median is None else f"{median:.3g}"
+
+
+def begin(
+    model: nn.Module,
+    optimizer: Optimizer,
+    loader: DataLoader[Any],
+    choice: Choice,
+    task: Callable[[], Task],
+    *,
+    ledger: str | Path | None,
+    earlier: Sequence[str | Path],
+    resume: str | Path | None,
+    **of_run: Any,
+) -> Run:
+    """The run that trains, after what had to be measured for it. `task` is asked for only where something is."""
+    guards.trainable_parameters(model, optimizer)  # what the training would refuse, before anything is spent
+    mechanism, said = choice.mechanism, choice.said
+    more: dict[str, Any] = {"earlier": earlier, "resume": resume}
+    if choice.finds_rate:
+        check_optimizer(optimizer)
+        more["before"] = phases
+        if resume is None:
+            prepared = prepare(model, loader, choice, task(), ledger=ledger, earlier=earlier, **of_run)
+            mechanism, said = prepared.mechanism, (*said, *prepared.said)
+            more = {"follows": prepared.measured}  # whose ledger holds the earlier ones
+        else:
+            mechanism = found_before(resume, mechanism)
+    run = Run(model, optimizer, loader, mechanism, choice.performance, ledger=ledger, **more, **of_run)
+    run.automatic += [*said, *(said_again(run) if choice.finds_rate and resume is not None else ())]
+    return run
+
+
+def accompany(
+    run: Run, optimizer: Optimizer, choice: Choice, decay: float | None = None
+) -> tuple[WeightAverage, Pilot | None]:
+    """What goes with each step: the average of the weights (with a decay, where one is stated), and whoever sets the rate
+    (nobody, where that is stated)."""
+    weight = rule.average_weight if choice.averages and decay is None else None
+    average = WeightAverage(run.model.parameters(), decay or 0.0, weight=weight)
+    method = run.plan.method
+    found = method.rate if choice.finds_rate and isinstance(method, Auto) else None
+    return average, None if found is None else Pilot(run, optimizer, average, found)

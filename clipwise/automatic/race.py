@@ -1,0 +1,92 @@
+"""The race: short private runs with a few rates each, scored, and thrown away.
+
+Formal guarantee: every step of it is a step of the run's own stepper, at more noise than the training's, charged as such before that
+noise exists. The scores of a round are sums over all records of one number in 0..1 a record and rate: one record moves the
+vector of K scores by at most sqrt(K) in l2, and they are one Gaussian release. Which rates come next, and which one wins, depends on
+the data through these alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from clipwise.accounting import Event
+from clipwise.automatic import rule
+from clipwise.automatic.task import Task
+from clipwise.optim import WeightAverage
+from clipwise.plans import Plan
+from clipwise.run import Run
+from clipwise.schedules import Schedule
+from clipwise.types import ClipwiseError
+
+
+def race(
+    run: Run, optimizer: Optimizer, task: Task, measuring: rule.Measuring, median: float | None, events: Sequence[Event]
+) -> list[rule.Result]:
+    """All rounds; `events` has two for each, its steps and its scores, as the plan has them."""
+    plan, results = run.plan, list[rule.Result]()
+    first = {name: value.clone() for name, value in run.model.state_dict().items()}
+    for each, steps, scores in zip(measuring.rounds, events[::2], events[1::2], strict=True):
+        rates = rule.race_rates(measuring, median, plan.steps or 0, results)
+        run.stepper.plan = _at_its_noise(plan, each, steps)
+        sums = [_score_of(run, optimizer, task, rate, each.steps, first) for rate in rates]
+        bound = math.sqrt(len(rates))
+        what = f"scores of {len(rates)} learning rates after {each.steps} steps each"
+        noised = run.release(torch.tensor(sums, dtype=torch.float64), scores, l2_bound=bound, what=what)
+        results.append(rule.Result(rates, tuple(noised.tolist()), scores.noise_multiplier * bound))
+    run.stepper.plan = plan
+    return results
+
+
+def _at_its_noise(plan: Plan, each: rule.Round, planned: Event) -> Plan:
+    """The plan of a round's steps, whose noise is constant whatever the training's schedule; what they cost is what was
+    planned for, or nothing runs."""
+    own = dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier * each.noise, schedule=Schedule())
+    if own.event(0) != dataclasses.replace(planned, count=1) or planned.count != each.rates * each.steps:
+        raise ClipwiseError(f"a round of the race would cost {own.event(0)} a step, and {planned} is planned")
+    return own
+
+
+def _score_of(run: Run, optimizer: Optimizer, task: Task, rate: float, steps: int, first: dict[str, Any]) -> float:
+    """The sum of all records' scores after a few steps from the first weights. Private: it is released by `race` alone."""
+    run.model.load_state_dict(first)
+    optimizer.state.clear()
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    run.stepper.state = run.state._replace(method=run.plan.method.init(run.plan.context))
+    average = WeightAverage(run.model.parameters(), weight=rule.average_weight)
+    run.engine.begin_epoch()
+    for _ in run.take_steps(steps, task.losses):
+        average.update()
+    run.engine.end_epoch()
+    with average.in_place():
+        return total_score(run, task)
+
+
+def total_score(run: Run, task: Task) -> float:
+    """Of all records, each in 0..1 whatever the task says."""
+    modes = [(module, module.training) for module in run.model.modules()]
+    run.model.eval()
+    total = 0.0
+    with torch.no_grad():
+        for batch, records in run.all_records():
+            total += 0.0 if batch.masked else float(bounded(task.scores(records), batch.rows).sum())
+    for module, mode in modes:
+        module.training = mode
+    return total
+
+
+def bounded(scores: Tensor, rows: int) -> Tensor:
+    """One score a row in 0..1; 0 for one that is no number."""
+    if scores.shape != (rows,):
+        raise ClipwiseError(
+            "the scores of a batch are not one a row; loss= gives (losses, right), both of shape (rows,)"
+        )
+    return scores.double().nan_to_num(0.0, 1.0, 0.0).clamp(0.0, 1.0)

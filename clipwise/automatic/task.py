@@ -1,0 +1,133 @@
+"""What a model learns, as far as the measuring must know it: the losses of a batch, and a score of each row in 0..1.
+
+The score counts right answers where the targets are classes, and is a bounded function of the loss otherwise. Row i of both comes
+from record i alone: of the losses the engine proves it, of the scores it is so because the model treats rows alone, which
+the same engine has looked at, and the functions here work row by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+from torch.utils.data import DataLoader
+
+from clipwise.automatic import rule
+from clipwise.losses import Loss, make_loss
+from clipwise.types import BadArgument
+
+Compare = Callable[[Any, Tensor], Tensor]  # output and target to one loss a row, or to their mean
+OfBatch = Callable[[nn.Module, Any], Any]  # model and batch to one loss a row, or to (losses, how right each row is)
+
+_REMEDY = (
+    "give loss=, a function of model and batch that returns one loss a row, or (losses, right) with right in 0..1 for each row; or state "
+    "a learning rate (lr=), and nothing is measured"
+)
+
+
+class Task(NamedTuple):
+    kind: rule.Kind
+    losses: Callable[[Any], Tensor]  # of a batch, for the backward pass
+    scores: Callable[[Any], Tensor]  # of a batch: (rows,), in 0..1
+    said: str
+
+
+def of_outputs(model: nn.Module, compare: Compare, loader: DataLoader[Any]) -> Task:
+    """From a loss of (output, target), on batches that begin with inputs and targets."""
+    device = next(model.parameters()).device
+    rows = compare.each if isinstance(compare, Loss) else compare
+
+    def of(batch: Any) -> tuple[Any, Tensor]:
+        inputs, targets = (x.to(device) for x in batch[:2])
+        return model(inputs), targets
+
+    output, target = _of_one(model, loader, of)
+    classes = compare.wants_classes if isinstance(compare, Loss) else _compares_classes(output, target)
+
+    def scores(batch: Any) -> Tensor:
+        output, target = of(batch)
+        return right(output, target) if classes else rule.score_of_losses(_by_row(rows, output, target))
+
+    name = str(compare) if isinstance(compare, Loss) else getattr(compare, "__name__", "of your own")
+    said = f"loss {name}; {'right answers are counted' if classes else 'scores are exp(-loss) of a record'}"
+    return Task("classes" if classes else "values", lambda batch: rows(*of(batch)), scores, said)
+
+
+def of_batches(model: nn.Module, loss: OfBatch, loader: DataLoader[Any]) -> Task:
+    """From the user's function of model and batch."""
+    found = _of_one(model, loader, lambda batch: loss(model, batch))
+    counts = isinstance(found, tuple)
+    if not all(isinstance(x, Tensor) and x.shape == (1,) for x in (found if counts else (found,))):
+        raise BadArgument(
+            "loss= gave something else than one number a row on a batch of one record; it returns losses of shape (rows,), or (losses, "
+            "right), both of that shape"
+        )
+
+    def losses(batch: Any) -> Tensor:
+        return loss(model, batch)[0] if counts else loss(model, batch)
+
+    def scores(batch: Any) -> Tensor:
+        return loss(model, batch)[1] if counts else rule.score_of_losses(loss(model, batch))
+
+    said = f"loss= as given; {'what it counts as right is' if counts else 'exp(-loss) of a record is'} its score"
+    return Task("classes" if counts else "values", losses, scores, said)
+
+
+def inferred(model: nn.Module, loader: DataLoader[Any]) -> Task:
+    """From what a batch looks like: whole-number targets are classes, real ones are values."""
+    batch = loader.collate_fn([loader.dataset[0]])
+    pair = isinstance(batch, list | tuple) and len(batch) == 2 and all(isinstance(x, Tensor) for x in batch)
+    if not pair:
+        raise BadArgument(
+            f"loss=None: a batch of this loader is no pair of tensors (inputs, targets), so that its loss cannot be inferred; {_REMEDY}"
+        )
+    _, targets = batch
+    loss = make_loss("squared-error" if targets.is_floating_point() else "cross-entropy")
+    try:
+        task = of_outputs(model, loss, loader)
+        with torch.no_grad():
+            task.scores(batch)
+    except (BadArgument, RuntimeError, TypeError, AttributeError) as error:
+        raise BadArgument(
+            f"loss=None: {loss} was tried, because targets are {targets.dtype}, and does not fit the model's output ({error}); {_REMEDY}"
+        ) from error
+    return task._replace(said=f"{task.said} (inferred: targets are {targets.dtype})")
+
+
+def right(output: Tensor, target: Tensor) -> Tensor:
+    """1 for each row whose largest output is its class, 0 for any other; of rows with many places, the share of them."""
+    hits = (output.argmax(1) == target).double()
+    return hits.flatten(1).mean(1) if hits.dim() > 1 else hits
+
+
+def _compares_classes(output: Any, target: Any) -> bool:
+    if not (isinstance(output, Tensor) and isinstance(target, Tensor)) or target.is_floating_point():
+        return False
+    return output.dim() >= 2 and target.shape == (output.shape[0], *output.shape[2:])
+
+
+def _by_row(compare: Compare, output: Any, target: Tensor) -> Tensor:
+    """One loss a row; a loss that takes a mean is asked of each row by itself."""
+    losses = compare(output, target)
+    if losses.dim() == 1 and len(losses) == len(target):
+        return losses
+    each = [compare(*tree_map(lambda x, i=i: x[i : i + 1], (output, target))) for i in range(len(target))]
+    return torch.stack([loss.reshape(()) for loss in each])
+
+
+def _of_one(model: nn.Module, loader: DataLoader[Any], of: Callable[[Any], Any]) -> Any:
+    """Of a batch of the first record, whose types and shapes are treated as public; the model is left as it was."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            return of(loader.collate_fn([loader.dataset[0]]))
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+__all__ = ["Task", "inferred", "of_batches", "of_outputs", "right"]

@@ -1,0 +1,489 @@
+"""Name an epsilon, tune nothing: what is measured before training is noised, charged in one budget, and put back.
+
+The strongest test here replaces every noised sum by numbers that have nothing to do with the data: whatever then still differs between
+two data sets has gone past the noise.
+"""
+
+import copy
+import json
+import math
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import clipwise
+from clipwise.accounting import Ledger, StepEvent, epsilon
+from clipwise.automatic import race, rule
+from clipwise.automatic.choice import Stated, choose
+from clipwise.automatic.measure import histogram
+from clipwise.automatic.prepare import phases, prepare
+from clipwise.automatic.task import inferred, of_batches, of_outputs
+from clipwise.keystream import Key
+from clipwise.loop.keeping import Keeping
+from clipwise.losses import make_loss
+from clipwise.mechanism import Mechanism, Performance
+from clipwise.noise import GaussianNoise
+from clipwise.run import Run
+
+RECORDS, LENGTH = 400, {"epochs": 5, "expected_batch_size": 100}  # 20 steps, and a race of 5 rates, 5 steps each
+SHORT = {"epsilon": 3.0, "delta": 1e-5, "method": "auto", "seed": 1, **LENGTH}
+
+
+def network(seed=0, out=3):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, out))
+
+
+def records(seed=0, size=RECORDS):
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(size, 6, generator=draw)
+    return TensorDataset(x, (x[:, 0] > 0).long() + (x[:, 1] > 0).long())
+
+
+def values(seed=0):
+    x = records(seed).tensors[0]
+    return TensorDataset(x, x[:, :1] * 2 + 1)
+
+
+def weights(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+class Drawn:
+    """Every call for noise, in order: its deviation, and what the ledger held by then."""
+
+    def __init__(self, monkeypatch):
+        self.stds, self.shapes = [], []
+        plain = GaussianNoise.add
+
+        def add(noise, sums, std, *, step):
+            self.stds.append(std)
+            self.shapes.append(sum(s.numel() for s in sums))
+            return plain(noise, sums, std, step=step)
+
+        monkeypatch.setattr(GaussianNoise, "add", add)
+
+
+# -- one budget
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+def test_all_of_it_is_inside_the_target(accountant, tmp_path):
+    done = clipwise.fit(network(), records(), accountant=accountant, ledger=tmp_path / "ledger.jsonl", **SHORT)
+    book = Ledger.read(tmp_path / "ledger.jsonl")
+    assert sum(event.count for event in book.events()) == 1 + 5 * 5 + 1 + 20 == done.statement.steps
+    assert done.statement.planned_steps == done.statement.steps
+    spent = epsilon(book.events(), 1e-5, accountant).value
+    assert 2.99 < spent <= 3.0
+    assert spent == pytest.approx(done.epsilon)
+
+
+def test_noise_and_charges_are_the_same_events(monkeypatch, tmp_path):
+    """By hand: std 1 x h for the histogram, RACE_NOISE sigma for steps of the race, sqrt 5 x s for its scores, sigma for the rest."""
+    drawn = Drawn(monkeypatch)
+    done = clipwise.fit(network(), records(), ledger=tmp_path / "ledger.jsonl", **SHORT)
+    sigma, mu = done.noise_multiplier, rule.gaussian_mu(3.0, 1e-5)
+    h, s = 1 / (mu * math.sqrt(rule.HISTOGRAM_SHARE)), 1 / (mu * math.sqrt(rule.SCORE_SHARE))
+    by_hand = [h, *[rule.RACE_NOISE * sigma] * 25, math.sqrt(5) * s, *[sigma] * 20]
+    assert drawn.stds == pytest.approx(by_hand)
+    charged, expected = Counter(), Counter()
+    for e in Ledger.read(tmp_path / "ledger.jsonl").events():
+        charged[e.sample_rate, round(e.noise_multiplier, 9)] += e.count
+    for rate, noise, count in ((1.0, h, 1), (1.0, s, 1), (0.25, rule.RACE_NOISE * sigma, 25), (0.25, sigma, 20)):
+        expected[rate, round(noise, 9)] += count
+    assert charged == expected
+
+
+def test_with_a_schedule_of_the_noise_the_race_stays_at_its_own(monkeypatch, tmp_path):
+    drawn = Drawn(monkeypatch)
+    done = clipwise.fit(
+        network(), records(), ledger=tmp_path / "ledger.jsonl", **SHORT, schedule="step:decay=0.5,every=2"
+    )
+    sigma = done.noise_multiplier
+    assert drawn.stds[1:26] == pytest.approx([rule.RACE_NOISE * sigma] * 25)
+    assert drawn.stds[27:] == pytest.approx([sigma] * 8 + [sigma / math.sqrt(2)] * 8 + [sigma / 2] * 4)
+    assert 2.98 < done.epsilon <= 3.0
+
+
+def test_every_release_is_charged_before_its_noise(monkeypatch):
+    balance = []
+    plain_charge, plain_add = Ledger.charge, GaussianNoise.add
+
+    def charge(book, *args, **kwargs):
+        plain_charge(book, *args, **kwargs)
+        balance.append(1)
+
+    def add(noise, *args, **kwargs):
+        balance.append(-1)
+        assert sum(balance) == 0
+        return plain_add(noise, *args, **kwargs)
+
+    monkeypatch.setattr(Ledger, "charge", charge)
+    monkeypatch.setattr(GaussianNoise, "add", add)
+    clipwise.fit(network(), records(), **SHORT)
+    assert len(balance) == 2 * 47
+
+
+def test_no_two_releases_share_their_noise(monkeypatch):
+    seen = []
+    plain = Key.keystream
+    monkeypatch.setattr(
+        Key, "keystream", lambda key, **at: (seen.append((key.secret, *sorted(at.items()))), plain(key, **at))[1]
+    )
+    clipwise.fit(network(), records(), **SHORT)
+    assert len(seen) > 2 * 30  # noise and samples
+    assert len(set(seen)) == len(seen)
+
+
+@pytest.mark.parametrize("make", [records, values])
+def test_what_is_decided_depends_on_the_data_through_noised_sums_alone(monkeypatch, make):
+    """With the noised sums replaced by numbers of our own, two data sets give the same run, bit for bit."""
+    calls = []
+
+    def add(_noise, sums, _std, *, step):
+        calls.append(step)
+        draw = torch.Generator().manual_seed(len(calls))
+        return tuple(
+            200 * torch.rand(s.shape, generator=draw, dtype=s.dtype).sub_(0.3 * (s.numel() > 60)) for s in sums
+        )
+
+    monkeypatch.setattr(GaussianNoise, "add", add)
+    found = []
+    for seed in (0, 1):
+        calls.clear()
+        model = network(out=3 if make is records else 1)
+        lines = []
+        done = clipwise.fit(model, make(seed), on_step=lambda line, _, lines=lines: lines.append(line), **SHORT)
+        found.append((weights(model), done.method, done.statement.automatic, lines))
+    (one, method, said, lines), (other, *rest) = found
+    assert torch.equal(one, other)
+    assert [method, said, lines] == rest
+    assert method.median_norm is not None
+    assert lines[-1]["lr"] != lines[0]["lr"]  # the rate has risen, so that the controller was at work
+
+
+# -- the parts
+
+
+def test_a_record_moves_the_histogram_by_one():
+    norms = torch.tensor([0.0, 1e-30, 1.0, 3.0, 1e30, math.inf, math.nan], dtype=torch.float64)
+    whole = histogram(norms)
+    assert whole.sum() == 5  # what is not finite is in no bin
+    for i in range(len(norms)):
+        without = histogram(torch.cat([norms[:i], norms[i + 1 :]]))
+        assert torch.linalg.vector_norm(whole - without) <= 1
+
+
+def test_scores_are_bounded_whatever_the_task_says():
+    wild = torch.tensor([-5.0, 0.25, 7.0, math.nan, math.inf, -math.inf])
+    assert race.bounded(wild, 6).tolist() == [0, 0.25, 1, 0, 1, 0]
+    with pytest.raises(clipwise.ClipwiseError, match="one a row"):
+        race.bounded(wild.sum(), 6)
+
+
+def prepared(model, **options):
+    loader = DataLoader(records(), batch_size=50)
+    mechanism = Mechanism(**{**SHORT, **options})
+    choice = choose(mechanism, Performance(), Stated(RECORDS))
+    task = of_outputs(model, make_loss("cross-entropy"), loader)
+    return prepare(model, loader, choice, task, ledger=None, earlier=())
+
+
+def test_everything_is_put_back():
+    model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+    model[1].eval()
+    before, modes = copy.deepcopy(model.state_dict()), [m.training for m in model.modules()]
+    torch.manual_seed(5)
+    coin = torch.rand(1)
+    torch.manual_seed(5)
+    prepared(model)
+    assert torch.equal(torch.rand(1), coin)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert [m.training for m in model.modules()] == modes
+    assert all(p.grad is None for p in model.parameters())
+    assert "forward" not in model.__dict__
+
+
+def test_the_race_runs_each_rate_from_the_first_weights(monkeypatch):
+    starts = []
+    plain = Run.take_steps
+
+    def take_steps(run, count, loss):
+        starts.append(
+            (weights(run.model), len(run.stepper.optimizer.state), run.stepper.optimizer.param_groups[0]["lr"])
+        )
+        return plain(run, count, loss)
+
+    monkeypatch.setattr(Run, "take_steps", take_steps)
+    model = network()
+    first = weights(model)
+    found = prepared(model)
+    assert len(starts) == rule.RATES
+    assert all(torch.equal(start, first) and not state for start, state, _ in starts)
+    assert [rate for *_, rate in starts] == sorted({rate for *_, rate in starts})
+    assert found.measured.epsilon() < 3.0
+
+
+def test_rounds_are_data(monkeypatch):
+    """Two rounds, the second with fewer rates and other noise: events, charges and results follow."""
+
+    def measuring(_mu, _steps):
+        return rule.Measuring(9.0, (rule.Round(4, 2, 4.0, 8.0), rule.Round(2, 3, 2.0, 7.0)))
+
+    asked = []
+
+    def race_rates(plan, _median, _steps, results):
+        asked.append(len(results))
+        return tuple(0.01 * 2**k for k in range(plan.rounds[len(results)].rates))
+
+    monkeypatch.setattr(rule, "measuring", measuring)
+    monkeypatch.setattr(rule, "race_rates", race_rates)
+    found = prepared(network())
+    sigma = found.measured.plan.noise_multiplier
+    assert asked == [0, 1]
+    assert set(found.measured.ledger.events()) == {
+        StepEvent(1.0, 9.0, 1),
+        StepEvent(0.25, 4 * sigma, 8),
+        StepEvent(1.0, 8.0, 1),
+        StepEvent(0.25, 2 * sigma, 6),
+        StepEvent(1.0, 7.0, 1),
+    }
+
+
+def test_what_measuring_costs_is_known_from_public_facts():
+    from clipwise.plans import Facts
+
+    mechanism = Mechanism(**SHORT)
+    facts = Facts(RECORDS, 83, 100)
+    assert sum(p.steps for p in phases(mechanism, facts)) == 25
+    assert phases(mechanism, facts) == phases(mechanism, facts._replace(parameters=10**6))
+
+
+# -- what is stated wins
+
+
+def events_of(tmp_path, **options):
+    path = tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl"
+    done = clipwise.fit(network(), records(), ledger=path, **{**SHORT, **options})
+    return done, Ledger.read(path).events()
+
+
+def test_an_optimizer_of_the_users_own_keeps_its_rate_and_nothing_is_measured(tmp_path):
+    done, events = events_of(tmp_path, optimizer=lambda p: torch.optim.SGD(p, lr=0.25))
+    assert [e.count for e in events] == [20]
+    assert done.history[-1]["lr"] == 0.25
+    assert any("nothing was measured" in line for line in done.statement.automatic)
+
+
+def test_lr_auto_sets_the_rate_of_the_users_optimizer(tmp_path):
+    done, events = events_of(tmp_path, optimizer=lambda p: torch.optim.SGD(p, lr=99.0, momentum=0.9), lr="auto")
+    assert sum(e.count for e in events) == 47
+    first = rule.sgd_rate(done.method.rate, done.noise_multiplier / 100, 0.9)
+    assert done.history[0]["lr"] == pytest.approx(first)  # before the rate may rise
+
+
+def test_a_stated_rate_is_kept_and_nothing_is_measured(tmp_path):
+    done, events = events_of(tmp_path, lr=0.01)
+    assert [e.count for e in events] == [20]
+    assert {line["lr"] for line in done.history} == {0.01}
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"lr": "fast"}, "lr='fast'"),
+        ({"lr": 0.0}, "lr=0.0"),
+        ({"lr": "auto", "method": "fixed"}, "method='auto'"),
+        ({"lr": 0.1, "optimizer": torch.optim.Adam}, "a rate of its own"),
+        ({"lr": "auto", "optimizer": torch.optim.Adagrad}, "Adagrad"),
+        ({"lr_schedule": "cosine"}, "sets the learning rate itself"),
+        ({"size": "private", "expected_batch_size": None}, "expected_batch_size"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_before_anything_is_spent(options, says, tmp_path):
+    with pytest.raises(clipwise.BadArgument, match=says):
+        clipwise.fit(network(), records(), ledger=tmp_path / "ledger.jsonl", **{**SHORT, **options})
+    assert not (tmp_path / "ledger.jsonl").exists()
+
+
+def test_nothing_but_an_epsilon():
+    data = records(size=1000)
+    done = clipwise.fit(network(), data, epsilon=3.0, method="auto", effort="quick", test=records(7), seed=0)
+    said = "\n".join(done.statement.automatic)
+    assert done.delta == 1e-5
+    assert done.statement.expected_batch_size == 50
+    assert done.history[-1]["step"] == 200
+    assert done.accuracy > 0.65  # half of the records are of one class
+    for word in (
+        "delta 1e-05",
+        "expected batch size 50",
+        "10 epochs",
+        "learning rate",
+        "median norm",
+        "Adam",
+        "without it",
+    ):
+        assert word in said, word
+    assert "## What was automatic" in done.statement.to_markdown()
+
+
+def test_a_threshold_that_is_stated_clips_at_it(tmp_path):
+    done, _ = events_of(tmp_path, threshold=0.5)
+    assert done.method.threshold == 0.5
+    assert done.method_state.threshold == 0.5
+
+
+def test_values_are_clipped_at_the_released_median():
+    done = clipwise.fit(network(out=1), values(), **SHORT)
+    assert done.method.threshold == rule.CLIP_OVER_MEDIAN * done.method.median_norm
+    assert "squared-error" in "\n".join(done.statement.automatic)
+
+
+def test_a_stated_noise_measures_at_multiples_of_it(tmp_path):
+    done, events = events_of(tmp_path, epsilon=None, noise_multiplier=2.0)
+    noises = {e.noise_multiplier: e.count for e in events if e.sample_rate < 1}
+    assert noises == {2.0: 20, 2.0 * rule.RACE_NOISE: 25}
+    assert done.epsilon == pytest.approx(epsilon(events, 1e-5, "best").value)
+
+
+def test_without_privacy_nothing_is_measured():
+    model = network()
+    done = clipwise.fit(model, records(), **{**SHORT, "epsilon": math.inf, "delta": None})
+    assert not done.statement.private
+    assert {line["lr"] for line in done.history} == {rule.PLAIN_RATE}
+    assert any("without privacy nothing is measured" in line for line in done.statement.automatic)
+
+
+def test_a_private_size_is_counted_once_and_used_for_the_scores(tmp_path):
+    done, events = events_of(tmp_path, size="private")
+    assert sum(e.count for e in events) == done.statement.steps
+    assert sum(e.count for e in events if e.sample_rate == 1) == 3
+    assert done.epsilon <= 3.0
+
+
+# -- kills
+
+
+def test_killed_while_it_races_it_begins_again_and_pays_again(monkeypatch, tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    plain = race.total_score
+    asked = []
+
+    def die(run, task):
+        asked.append(run)
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return plain(run, task)
+
+    monkeypatch.setattr(race, "total_score", die)
+    model = network()
+    first = weights(model)
+    with pytest.raises(KeyboardInterrupt):
+        clipwise.fit(model, records(), ledger=path, **SHORT)
+    assert torch.equal(weights(model), first)
+    lost = sum(e.count for e in Ledger.read(path).events())
+    assert lost == 1 + 3 * 5
+    again = clipwise.fit(model, records(), ledger=path, **SHORT)
+    plainly = clipwise.fit(network(), records(), **SHORT)
+    assert sum(e.count for e in Ledger.read(path).events()) == lost + 47
+    assert 2.99 < again.epsilon <= 3.0
+    assert again.noise_multiplier > plainly.noise_multiplier
+
+
+def test_killed_while_it_trains_it_goes_on_bit_for_bit_and_measures_nothing_again(tmp_path):
+    def run(model, name, kill=None, resume=None):
+        def on_step(line, _):
+            if line["step"] == kill:
+                raise KeyboardInterrupt
+
+        return clipwise.fit(
+            model,
+            records(),
+            ledger=tmp_path / f"{name}.jsonl",
+            checkpoints=Keeping(tmp_path / name, every_steps=5),
+            resume=resume,
+            on_step=on_step,
+            **SHORT,
+        )
+
+    whole, parts = network(), network()
+    done = run(whole, "whole")
+    with pytest.raises(KeyboardInterrupt):
+        run(parts, "parts", kill=17)
+    fresh = network(3)
+    again = run(fresh, "parts", resume=tmp_path / "parts")
+    assert torch.equal(weights(whole), weights(fresh))
+    assert again.epsilon == done.epsilon
+    assert again.method == done.method
+    assert sum(e.count for e in Ledger.read(tmp_path / "parts.jsonl").events()) == 47
+    assert any("not measured again" in line for line in again.statement.automatic)
+
+
+def test_without_a_seed_a_resumed_run_never_has_a_smaller_epsilon(tmp_path):
+    options = {**SHORT, "seed": None}
+    path, kept = tmp_path / "ledger.jsonl", tmp_path / "kept"
+
+    def on_step(line, _):
+        if line["step"] == 17:
+            raise KeyboardInterrupt
+
+    keeping = Keeping(kept, every_steps=5)
+    with pytest.raises(KeyboardInterrupt):
+        clipwise.fit(network(), records(), ledger=path, checkpoints=keeping, on_step=on_step, **options)
+    done = clipwise.fit(network(), records(), ledger=path, checkpoints=keeping, resume=kept, **options)
+    events = Ledger.read(path).events()
+    assert sum(e.count for e in events) == 47 + 2  # steps 15 and 16 again
+    assert epsilon(events, 1e-5, "best").value == pytest.approx(done.epsilon)
+    assert done.epsilon <= 3.0
+
+
+def test_what_was_found_is_on_record(tmp_path):
+    done, _ = events_of(tmp_path)
+    (path,) = tmp_path.glob("*.jsonl")
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    opened = [line["run"] for line in lines if line["kind"] == "open"]
+    assert opened[-1]["method_options"]["rate"] == done.method.rate
+    notes = [line["note"]["release"] for line in lines if line["kind"] == "steps" and line["note"]]
+    assert [note.split()[0] for note in notes] == ["histogram", "scores"]
+
+
+# -- losses
+
+
+def test_a_loss_that_takes_a_mean_is_asked_row_by_row():
+    model = network(out=1)
+    loader = DataLoader(values(), batch_size=50)
+    mean = of_outputs(model, nn.functional.mse_loss, loader)
+    batch = next(iter(loader))
+    by_hand = (-(model(batch[0]) - batch[1]).square().flatten()).exp()
+    assert mean.kind == "values"
+    assert torch.allclose(mean.scores(batch), by_hand)
+
+
+def test_inferred_and_given_losses():
+    loader = DataLoader(records(), batch_size=50)
+    assert inferred(network(), loader).kind == "classes"
+    assert inferred(network(out=1), DataLoader(values(), batch_size=50)).kind == "values"
+    with pytest.raises(clipwise.BadArgument, match=r"loss=None.*lr="):
+        inferred(network(out=3), DataLoader(values(), batch_size=50))  # outputs of another shape
+
+    def own(model, batch):
+        x, y = batch
+        out = model(x)
+        return nn.functional.cross_entropy(out, y, reduction="none"), (out.argmax(1) == y).float()
+
+    assert of_batches(network(), own, loader).kind == "classes"
+    with pytest.raises(clipwise.BadArgument, match="one number a row"):
+        of_batches(network(), lambda model, batch: own(model, batch)[0].mean(), loader)
+
+
+def test_a_delta_is_filled_in_and_said_but_not_guessed_below_the_loops():
+    done = clipwise.fit(network(), records(), **{**SHORT, "method": "fixed", "delta": None})
+    assert done.delta == 1e-5
+    assert any("delta 1e-05" in line for line in done.statement.automatic)
+    model = network()
+    with pytest.raises(clipwise.BadArgument, match="delta=None"):
+        Run(model, torch.optim.SGD(model.parameters(), lr=1), DataLoader(records()), **{**SHORT, "delta": None})
