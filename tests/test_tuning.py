@@ -348,7 +348,9 @@ def test_a_search_that_was_really_killed_goes_on(seed, tmp_path):
     command = [sys.executable, "-m", "clipwise.cli", *words.split(), "--out", str(out), *seeded]
     search = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     deadline = time.monotonic() + 120
-    while not (out / "trials" / "1" / "ledger.jsonl").exists() and time.monotonic() < deadline:
+    run = out / "trials" / "1"
+    there = (run / "ledger.jsonl").exists if seed is None else (run / "checkpoints" / "step-00000000").exists
+    while not there() and time.monotonic() < deadline:
         assert search.poll() is None
         time.sleep(0.01)
     search.kill()

@@ -26,7 +26,7 @@ from clipwise.automatic.prepare import accompany, begin
 from clipwise.automatic.task import of_outputs
 from clipwise.clipping import METHODS, Method
 from clipwise.loop.evaluation import accuracy, check_class_targets, mean_loss, shape_of_output
-from clipwise.loop.keeping import Keeping, make_keeper
+from clipwise.loop.keeping import Keeper, Keeping, NoKeeper, make_keeper
 from clipwise.loop.lr_schedules import LrSchedule, make_lr_schedule, refuse_double_rate
 from clipwise.loop.records import as_datasets
 from clipwise.losses import Loss, make_loss
@@ -171,11 +171,8 @@ def fit(
         on_end: gets the finished run before its ledger is closed; what it returns goes into the closing line.
     """
     mechanism, performance = chosen(mechanism, performance, options)
-    if finish and resume is None:
-        raise BadArgument("finish=True ends a run that was kept; give resume=, the folder of its checkpoints")
+    _check_ends(after, mechanism, average_weights or 0.0, finish and resume is None)
     train, test = as_datasets(train, test, model)
-    check_decay(average_weights or 0.0)
-    _check_after(after, mechanism)
     compare = _loss(loss, train, model)
     own = _own_optimizer(optimizer, model)
     choice = choose(mechanism, performance, Stated(_records(train), own, lr))
@@ -223,14 +220,10 @@ def fit(
             if affordable < left:
                 raise run.exhausted()
             keeper.after_step()
-        if finish:
-            _as_it_is(run, report)
-        else:
-            keeper.end()
+        _end(run, report, keeper, finish=finish)
         average.finish()
         run.engine.remove()
-        released = {} if finish else _release(run, train, compare, after)
-        done = _finished(run, report, released, (compare, rate_schedule))
+        done = _finished(run, report, _release(run, train, compare, after, finish), (compare, rate_schedule))
         run.close(on_end(done) if on_end else None)
     except BaseException:
         with suppress(LedgerError):  # on a full disk, say: the first error is the one to show
@@ -239,8 +232,12 @@ def fit(
     return done
 
 
-def _as_it_is(run: Run, report: Reporter) -> None:
-    """The end of a run that takes no more steps: figures of its weights, and a word in its statement."""
+def _end(run: Run, report: Reporter, keeper: Keeper | NoKeeper, *, finish: bool) -> None:
+    """After the last step its state is kept. A run that took none, to `finish`, has it where it came from: it gets figures of its
+    weights, and a word in its statement."""
+    if not finish:
+        keeper.end()
+        return
     step = run.state.step
     if not report.history or report.history[-1]["step"] != step:
         epoch = -(-step // run.plan.steps_per_epoch)
@@ -285,8 +282,10 @@ def _device(model: nn.Module) -> torch.device:
     return next(model.parameters()).device
 
 
-def _release(run: Run, train: Dataset, loss: Any, after: Sequence[AfterTraining]) -> dict[str, Any]:
-    """What follows the last step, each with a line of its own in the ledger."""
+def _release(run: Run, train: Dataset, loss: Any, after: Sequence[AfterTraining], finish: bool) -> dict[str, Any]:
+    """What follows the last step, each with a line of its own in the ledger; nothing where the run is ended before."""
+    if finish:
+        return {}
     state = run.state
     return {
         one.name: one.release(
@@ -317,7 +316,10 @@ def rate_setting_method(method: str | Method) -> str | None:
     return kind.name if kind is not None and kind.learning_rate is not Method.learning_rate else None
 
 
-def _check_after(after: Sequence[AfterTraining], mechanism: Mechanism) -> None:
+def _check_ends(after: Sequence[AfterTraining], mechanism: Mechanism, decay: float, nothing_to_end: bool) -> None:
+    check_decay(decay)
+    if nothing_to_end:
+        raise BadArgument("finish=True ends a run that was kept; give resume=, the folder of its checkpoints")
     if after and not mechanism.private:
         names = ", ".join(one.name for one in after)
         raise BadArgument(

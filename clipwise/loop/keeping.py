@@ -97,7 +97,7 @@ class Keeper:
             )
 
 
-class _NoKeeper:
+class NoKeeper:
     def begin(self) -> None: ...
 
     def after_step(self) -> None: ...
@@ -105,7 +105,7 @@ class _NoKeeper:
     def end(self) -> None: ...
 
 
-def make_keeper(keeping: str | Path | Keeping | None, run: Run) -> Keeper | _NoKeeper:
+def make_keeper(keeping: str | Path | Keeping | None, run: Run) -> Keeper | NoKeeper:
     if keeping is None:
-        return _NoKeeper()
+        return NoKeeper()
     return Keeper(keeping if isinstance(keeping, Keeping) else Keeping(keeping), run)
