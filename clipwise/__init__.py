@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0.dev0"
 
 if TYPE_CHECKING:
+    from clipwise import hf as hf
     from clipwise import losses as losses
     from clipwise.dropin import Private, attach
     from clipwise.estimators import PrivateClassifier, PrivateRegressor
     from clipwise.fixing import fix
+    from clipwise.forecast import plan
     from clipwise.guards import detach
     from clipwise.lab.tuning.runner import tune
     from clipwise.loop.fit import fit
@@ -46,9 +48,11 @@ _HOME = {
     "detach": "clipwise.guards",
     "fit": "clipwise.loop.fit",
     "fix": "clipwise.fixing",
+    "hf": "clipwise.hf",
     "load": "clipwise.training.trained",
     "losses": "clipwise.losses",
     "pad_to": "clipwise.sampling",
+    "plan": "clipwise.forecast",
     "private_step": "clipwise.step",
     "tune": "clipwise.lab.tuning.runner",
     "verify": "clipwise.training.verify",
@@ -71,9 +75,11 @@ __all__ = [
     "detach",
     "fit",
     "fix",
+    "hf",
     "load",
     "losses",
     "pad_to",
+    "plan",
     "private_step",
     "tune",
     "verify",

@@ -76,6 +76,7 @@ class Phase(NamedTuple):
     name: str
     noise_multiplier: float  # noise std / l2 bound of a release; of steps, over the run's own noise multiplier
     steps: int = 0  # none: one release on all records
+    part: float = 1.0  # of steps: their batches over the run's own
 
 
 class Facts(NamedTuple):
@@ -224,7 +225,7 @@ def make(mechanism: Mechanism, facts: Facts, *, spent: Sequence[Event] = (), tak
             functools.partial(_factors_left, method, context, taken)
         )  # asked for at every noise tried
         factors = lambda noise: left(schedule.settled(noise, mechanism.epochs))  # noqa: E731
-        shape = _shape(mechanism, pair.event, sampler.sample_rate, factors, (*spent, *after), steps, facts.before)
+        shape = _shape(mechanism, pair.event, sampler, factors, (*spent, *after), steps, facts.before)
         noise = calibrate_shape(mechanism.epsilon, mechanism.delta, shape, mechanism.accountant)  # type: ignore[arg-type]  # _shape refuses None
     return Plan(
         method=method,
@@ -241,7 +242,7 @@ def make(mechanism: Mechanism, facts: Facts, *, spent: Sequence[Event] = (), tak
         learning_rate=facts.learning_rate,
         size_is_public=public,
         counted=facts.counted,
-        before=_events_before(facts.before, pair.event, sampler.sample_rate, noise),
+        before=_events_before(facts.before, pair.event, sampler, noise),
         after=after,
         unit=mechanism.unit,
     )
@@ -295,7 +296,7 @@ def count_event(mechanism: Mechanism) -> Event:
 def _shape(
     mechanism: Mechanism,
     kind: type[Event],
-    rate: float,
+    sampler: Sampler,
     factors: Callable[[float], Sequence[tuple[float, int]]],
     others: tuple[Event, ...],
     steps: int | None,
@@ -303,22 +304,24 @@ def _shape(
 ) -> Callable[[float], list[Event]]:
     """All that the run will have been charged, as a function of its noise multiplier."""
     target, delta = _target(mechanism, steps)
-    releases = [*others, *_events_before(tuple(p for p in before if not p.steps), kind, rate, 0.0)]
+    releases = [*others, *_events_before(tuple(p for p in before if not p.steps), kind, sampler, 0.0)]
     if releases and not within(releases, delta, target, mechanism.accountant):
         raise BadArgument(
             f"epsilon={target!r}: the releases after training alone cost more, or what comes or was charged before; give "
             "them more noise, or state a larger epsilon"
         )
     return lambda noise: [
-        *(kind(rate, noise * factor, count) for factor, count in factors(noise)),
-        *_events_before(before, kind, rate, noise),
+        *(kind(sampler.sample_rate, noise * factor, count) for factor, count in factors(noise)),
+        *_events_before(before, kind, sampler, noise),
         *others,
     ]
 
 
-def _events_before(before: tuple[Phase, ...], kind: type[Event], rate: float, noise: float) -> tuple[Event, ...]:
+def _events_before(before: tuple[Phase, ...], kind: type[Event], sampler: Sampler, noise: float) -> tuple[Event, ...]:
     return tuple(
-        kind(rate, noise * phase.noise_multiplier, phase.steps) if phase.steps else kind(1.0, phase.noise_multiplier)
+        kind(sampler.smaller(phase.part).sample_rate, noise * phase.noise_multiplier, phase.steps)
+        if phase.steps
+        else kind(1.0, phase.noise_multiplier)
         for phase in before
     )
 

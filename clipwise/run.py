@@ -35,6 +35,7 @@ from clipwise.keystream import Key
 from clipwise.mechanism import Mechanism, Performance, chosen
 from clipwise.noise import GaussianNoise, Noise
 from clipwise.norms import ROW_WISE, Bookkeeping, PlainEngine
+from clipwise.own_loss import own_loss
 from clipwise.plans import Counted, Facts, Phase, Plan, check_delta
 from clipwise.ranks import World, at_rest, unwrapped
 from clipwise.resuming import check_resume, open_ledger, plan_fingerprint, with_what_is_left
@@ -238,6 +239,7 @@ class Run:
             loss_declared=loss_declared,
             by_rule=self.mechanism.seed is not None,  # a run that is to be repeated must not depend on a clock
             generic=self.performance.engine == "generic",
+            own_loss=own_loss(self.model, loss_reduction),
             notify=remember,
         )
 

@@ -30,6 +30,13 @@ def test_the_adversarial_loop_of_the_docs_runs():
     assert "private.outside() was used" in names["private"].statement().to_markdown()
 
 
+def test_the_loop_of_the_page_on_hugging_face_runs(capsys):
+    pytest.importorskip("transformers")
+    (code,) = blocks(ROOT / "docs" / "hugging_face.md")
+    exec(compile(code, "hugging_face.md", "exec"), {"__name__": "page"})
+    assert "one class a record" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):

@@ -1,8 +1,8 @@
 """Norms: the engine that measures and sums per-example gradients (stage 2 and 4 of the step)."""
 
 from clipwise.norms.bookkeeping import Bookkeeping
-from clipwise.norms.loss import ROW_WISE
+from clipwise.norms.loss import ROW_WISE, say_of_loss
 from clipwise.norms.plain import PlainEngine, PlainTape
 from clipwise.norms.tape import Tape
 
-__all__ = ["ROW_WISE", "Bookkeeping", "PlainEngine", "PlainTape", "Tape"]
+__all__ = ["ROW_WISE", "Bookkeeping", "PlainEngine", "PlainTape", "Tape", "say_of_loss"]

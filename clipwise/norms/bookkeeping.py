@@ -32,7 +32,7 @@ from clipwise.norms.probe import Probe, probe
 from clipwise.norms.recording import Pass, SpreadNode, TapNode
 from clipwise.norms.refuse import refuse_mixing_layers
 from clipwise.norms.small_batch import Args, Kwargs
-from clipwise.norms.state import Watch
+from clipwise.norms.state import State, Watch
 from clipwise.norms.tape import Tape
 from clipwise.norms.units import (
     Forward,
@@ -46,6 +46,7 @@ from clipwise.norms.units import (
     untrained,
 )
 from clipwise.norms.unreleased import HeldBack
+from clipwise.randomness import held, seed_all
 from clipwise.types import LoopMisuse, Padding, Unsupported
 
 # Bytes of a layer and physical batch: beyond it gradients are not stored where there is a choice. glibc takes blocks above
@@ -65,10 +66,11 @@ class Bookkeeping:
         loss_declared: str | None = None,
         by_rule: bool = False,
         generic: bool = False,
+        own_loss: Any = None,
         notify: Callable[[str], None] = warnings.warn,
     ):
         """`loss_declared` is None, or "row-wise": the user's word for a loss that cannot be proved so (loss/proof.py). `generic` runs the whole model under torch.func, for models that change shape from call to call, or for
-        comparison."""
+        comparison. `own_loss` makes the loss of a model that computes its own (own_loss.py)."""
         refuse_mixing_layers(model)
         self._model = model
         self._names = {id(p): name for name, p in parameters.items()}
@@ -76,6 +78,7 @@ class Bookkeeping:
         self.loss = LossProof(loss_reduction, loss_declared)
         self._chooser = Chooser(by_rule=by_rule, max_direct_bytes=DIRECT_BYTES)
         self._notify = notify
+        self._own_loss = own_loss
         self._units = [Unit("", model, None)] if generic else find_units(model, self._names)
         self._without_spreading = self._units if generic else find_units(model, self._names, spread=False)
         self._originals: dict[int, tuple[nn.Module, Forward, bool]] = {}
@@ -229,6 +232,29 @@ class Bookkeeping:
     # -- while recording -----------------------------------------------------------------------------------------------
 
     def _run_root(self, unit: Unit | None, original: Forward, args: Args, kwargs: Kwargs) -> Any:
+        trains = self._pass is not None and not self._in_root and not self._outside
+        apart = self._own_loss.kept_back(args, kwargs) if trains and self._own_loss is not None else None
+        if apart is None:
+            return self._run_watched(unit, original, args, kwargs)
+        out = self._run_watched(unit, original, (), apart.bare)
+        return self._own_loss.put_in(out, apart, lambda **given: self._run_plain(original, given))
+
+    def _run_plain(self, original: Forward, kwargs: Kwargs) -> Any:
+        """The model as it was: nothing is recorded, all that it holds is put back, and it draws alike every time."""
+        state = State(self._model)
+        witness = None if self._pass is None else self._pass.witness
+        with held({p.device for p in self._parameters if p.is_cuda}), torch.no_grad():
+            seed_all(0)
+            if witness is not None:
+                witness.pause(())
+            try:
+                return original(**kwargs)
+            finally:
+                state.restore()
+                if witness is not None:
+                    witness.go_on([])
+
+    def _run_watched(self, unit: Unit | None, original: Forward, args: Args, kwargs: Kwargs) -> Any:
         witness = None if self._pass is None or self._in_root else self._pass.witness
         if witness is None:
             return self._run_model(unit, original, args, kwargs)
@@ -336,8 +362,7 @@ class Bookkeeping:
                 "call the model itself (move the code into its forward), so that Clipwise can see the whole computation"
             )
         if unit.own:
-            with swapped([unit.module], lambda p: self._spread(current, p, spread_shape(p, current.rows))):
-                return original(*args, **kwargs)
+            return self._run_own(current, unit, original, args, kwargs)
         if unit.layer is None:
             return run_generic(
                 unit,
@@ -380,6 +405,13 @@ class Bookkeeping:
             return _marked(tapped, current, dim)
 
         return unit.layer.forward(unit.module, tap, *args, **kwargs)
+
+    def _run_own(self, current: Pass, unit: Unit, original: Forward, args: Args, kwargs: Kwargs) -> Any:
+        def spread(p: nn.Parameter) -> Tensor | None:
+            return self._spread(current, p, unit.own_shape(p, current.rows, args, kwargs))
+
+        with swapped(unit.holders(), spread):
+            return original(*args, **kwargs)
 
     def _spread(self, current: Pass, p: nn.Parameter, shape: torch.Size) -> Tensor | None:
         if id(p) not in self._names:

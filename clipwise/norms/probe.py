@@ -28,8 +28,9 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from clipwise.norms.influence import Runs, grown, mixing, refuse_influence, refuse_padding
 from clipwise.norms.kernel import Kernel
+from clipwise.norms.layers.registry import NotByRule
 from clipwise.norms.small_batch import Args, Kwargs, dimensions_of_rows, first, is_float, second, small_batch
-from clipwise.norms.units import SPREADABLE, Forward, Unit, signature, spread_shape, swapped, tensor_shapes
+from clipwise.norms.units import NDIMS, SPREADABLE, Forward, Unit, signature, spread_shape, swapped, tensor_shapes
 from clipwise.randomness import held, seed_all
 from clipwise.types import Padding, Unsupported
 
@@ -38,6 +39,7 @@ COINCIDENCE = (
     "The first batch has, by chance, as many records as its second dimension is long; if that is all that is wrong, start again, with "
     "another seed if you gave one, or another max_physical_batch. Nothing was released"
 )
+NOT_SPREAD = "a parameter of its own cannot be given one value a row"
 OUTSIDE = "a parameter is used outside its layer's forward"
 
 
@@ -52,16 +54,21 @@ class Probe:
             tuple[str, int, int | None, Tensor]
         ] = []  # unit, which output, its batch dimension if told, b
         self.tapped: set[int] = set()  # parameters, by id
+        self.inside: list[torch.Size] = []  # shapes that reached the functions inside a unit
         self.dummy = torch.zeros((), requires_grad=True)
 
     def run(self, unit: Unit, original: Forward, args: Args, kwargs: Kwargs) -> Any:
         given = tensor_shapes((args, kwargs))
         if unit.layer is not None:
-            out = unit.layer.forward(unit.module, self._tap(unit), *args, **kwargs)
+            self.inside = []
+            try:
+                out = unit.layer.forward(unit.module, self._tap(unit), *args, **kwargs)
+            except NotByRule:
+                raise _Promote(unit, "it uses its parameters otherwise than the layer that it is made from") from None
+            if unit.layer.through:
+                given = self.inside
         elif unit.own:
-            own = {id(p) for p in unit.parameters()}
-            with swapped([unit.module], lambda p: self._spread(p.detach(), unit) if id(p) in own else None):
-                out = original(*args, **kwargs)
+            out = self._run_own(unit, original, args, kwargs)
         else:
             with swapped(unit.module.modules(), lambda p: p.detach()):
                 out = original(*args, **kwargs)
@@ -75,12 +82,29 @@ class Probe:
         self.signatures[unit.name].append(signature(args, kwargs))
         return out
 
+    def _run_own(self, unit: Unit, original: Forward, args: Args, kwargs: Kwargs) -> Any:
+        own = {id(p) for p in unit.parameters()}
+
+        def spread(p: Tensor) -> Tensor | None:
+            shape = unit.own_shape(p, self.rows, args, kwargs)
+            return self._spread(p.detach(), unit, shape) if id(p) in own else None
+
+        try:
+            with swapped(unit.holders(), spread):
+                out = original(*args, **kwargs)
+            if not any(True for _ in unit.module.children()):
+                with torch.no_grad():
+                    _refuse_difference(out, original(*args, **kwargs))
+        except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as problem:
+            raise _Promote(unit, NOT_SPREAD) from problem
+        return out
+
     def _watch(self, out: Tensor, unit: Unit, dim: int | None = None, output: int = 0) -> Tensor:
         watched: Tensor = _Watch.apply(out, self.dummy, self, (unit.name, output, dim), None)  # type: ignore[no-untyped-call]
         return watched
 
-    def _spread(self, value: Tensor, unit: Unit) -> Tensor:
-        shape = spread_shape(value, self.rows)
+    def _spread(self, value: Tensor, unit: Unit, shape: torch.Size | None = None) -> Tensor:
+        shape = shape or spread_shape(value, self.rows)
         spread: Tensor = _Watch.apply(value, self.dummy, self, (unit.name, 0, 0), shape)  # type: ignore[no-untyped-call]
         return spread
 
@@ -89,12 +113,13 @@ class Probe:
             out: Tensor,
             kernel: Kernel,  # noqa: ARG001
             params: Mapping[str, Tensor | None],
-            saved: tuple[Tensor, ...],  # noqa: ARG001
+            saved: tuple[Tensor, ...],
             config: Hashable = None,  # noqa: ARG001
             rows_dim: int | None = None,
             pieces: Mapping[str, slice] | None = None,  # noqa: ARG001
         ) -> Tensor:
             self.tapped.update(id(p) for p in params.values())
+            self.inside += [x.shape for x in saved[:1]]
             if not unit.spread:
                 return self._watch(out, unit, rows_dim)
             if out.requires_grad:
@@ -231,7 +256,10 @@ def _settle(
             return Found(settled, runs.may_move, runs.varies), notices
         except _Promote as problem:
             unit = problem.unit
-            if may_spread and problem.why == NO_BATCH and isinstance(unit.module, SPREADABLE) and not unit.spread:
+            later = [n for n in NDIMS if unit.ndim is None or n < unit.ndim]
+            if problem.why == NOT_SPREAD and later:
+                units = [replace(u, ndim=later[0]) if u.name == unit.name else u for u in units]
+            elif may_spread and problem.why == NO_BATCH and isinstance(unit.module, SPREADABLE) and not unit.spread:
                 units = [replace(u, spread=True) if u.name == unit.name else u for u in units]
             else:
                 notices.append(f"{unit.name or type(unit.module).__name__}: {problem.why}")
@@ -313,7 +341,8 @@ def _refuse_mixing(units: list[Unit], parameters: list[nn.Parameter], look: Prob
             if dim is None or dim < 0:
                 raise Unsupported(
                     f"the model's output has shape {tuple(two.shape)} for 2 rows and {tuple(three.shape)} for 3: no dimension is the "
-                    "batch. Return one output a row, and reduce it in the loss"
+                    "batch. Return one output a row, and reduce it in the loss (clipwise.hf.row_losses makes one loss a record of an output of "
+                    "transformers)"
                 )
             outputs.append((three, dim))
     if not outputs:

@@ -197,7 +197,7 @@ class Optional(nn.Module):
         self.w = nn.Parameter(torch.randn(4, 3))
 
     def forward(self, x, mask=None, scale=None):
-        h = x @ self.w
+        h = torch.einsum("rti,io->rto", x, self.w)  # no row dimension fits in: it runs generically
         h = h if scale is None else h * scale[:, None, None]
         return h if mask is None else h * mask[..., None]
 

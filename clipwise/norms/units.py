@@ -7,8 +7,9 @@ alike, only slower.
 
 What has no batch dimension is *spread*: given one, without a copy, so that every row has a gradient of its own. So a
 table of positions looked up with `arange(T)` keeps its rule, and so do the layers of a module that holds a parameter
-itself, if its shape begins with 1 (a class token). The code around must not mind the new dimension; the probe sees to
-that, and lets the parent run generically otherwise.
+itself: a class token, the weight of a normalisation of its own kind (RMSNorm in all its classes), a vector that scales a
+layer. The code around must not mind the new dimension; the probe sees to that, and lets the parent run generically
+otherwise.
 """
 
 from __future__ import annotations
@@ -46,15 +47,30 @@ class Unit:
     own: tuple[
         str, ...
     ] = ()  # parameters of a module without a rule that are spread; its children are units themselves
+    ndim: int | None = None  # of what `own` is spread to; None: as many dimensions as the first tensor that it is given
 
     def parameters(self) -> Iterable[nn.Parameter]:
         """What this unit answers for."""
-        return [getattr(self.module, name) for name in self.own] if self.own else self.module.parameters()
+        return [self.module.get_parameter(name) for name in self.own] if self.own else self.module.parameters()
+
+    def holders(self) -> list[nn.Module]:
+        """Modules whose `_parameters` hold `own`."""
+        return [self.module, *(m for m in self.module.children() if isinstance(m, _LISTS))]
+
+    def own_shape(self, p: Tensor, rows: int, args: Args, kwargs: Kwargs) -> torch.Size:
+        """A parameter of `own`, seen from every row."""
+        given = tensor_shapes((args, kwargs))
+        return spread_shape(p, rows, self.ndim or (len(given[0]) if given else 0))
 
     @property
     def is_generic(self) -> bool:
         return self.layer is None and not self.own
 
+
+_LISTS = (nn.ParameterDict, nn.ParameterList)  # never called: who holds one uses what is in it
+# Dimensions that a vector is spread to, one after the other, where as many as the input has will not do (a class token that is put
+# before the patches of a picture).
+NDIMS = (3, 2)
 
 # Rules that map each place of their input alike, and tap their output last: these can be spread.
 SPREADABLE = (nn.Embedding, nn.Linear, nn.LayerNorm, nn.RMSNorm)
@@ -70,24 +86,34 @@ def find_units(model: nn.Module, trainable: Collection[int], *, spread: bool = T
             return
         seen.add(id(module))
         found = find_layer(module)
-        own = {key: p for key, p in module._parameters.items() if p is not None and id(p) in trainable}
-        may_spread = spread and all(p.dim() > 1 and p.shape[0] == 1 for p in own.values())
+        own = {key: p for key, p in _own_parameters(module) if id(p) in trainable}
+        may_spread = spread and all(p.dim() < 3 or p.shape[0] == 1 for p in own.values())
         if found is not None or (own and not may_spread):
             units.append(Unit(name, module, found))
             return
         if own:
             units.append(Unit(name, module, None, own=tuple(own)))
         for child_name, child in module.named_children():
-            visit(f"{name}.{child_name}" if name else child_name, child)
+            if not isinstance(child, _LISTS):
+                visit(f"{name}.{child_name}" if name else child_name, child)
 
     visit("", model)
     return units
 
 
-def spread_shape(value: Tensor, rows: int) -> torch.Size:
-    """The shape with a row dimension: where it begins with 1, else before the others."""
+def _own_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    yield from module.named_parameters(recurse=False)
+    for name, child in module.named_children():
+        if isinstance(child, _LISTS):
+            yield from child.named_parameters(prefix=name)
+
+
+def spread_shape(value: Tensor, rows: int, ndim: int = 0) -> torch.Size:
+    """The shape with a row dimension: where it begins with 1, else before the others, with as many ones between that there
+    are `ndim` dimensions."""
     rest = value.shape[1:] if value.dim() > 1 and value.shape[0] == 1 else value.shape
-    return torch.Size((rows, *rest))
+    between = ndim - 1 - value.dim() if len(rest) == value.dim() else 0
+    return torch.Size((rows, *[1] * between, *rest))
 
 
 @contextmanager
@@ -138,6 +164,7 @@ def run_generic(
     copies = {name: expand(p) for name, p in unit.module.named_parameters()}
     params = {name: copy for name, copy in copies.items() if copy is not None}
     out_spec: Any = None
+    out_leaves: list[Any] = []  # what is returned, with `Tensor` where a tensor stands
 
     def single(own: dict[str, Tensor], row: list[Any]) -> tuple[Tensor, ...]:
         nonlocal out_spec
@@ -147,11 +174,16 @@ def run_generic(
         out = functional_call(
             _Original(unit.module, original), {f"module.{k}": v for k, v in own.items()}, one_args, one_kwargs
         )
-        out_leaves, out_spec = tree_flatten(out)
-        if not all(isinstance(leaf, Tensor) for leaf in out_leaves):
-            raise TypeError("a generic unit must return tensors")
+        found, out_spec = tree_flatten(out)
+        out_leaves[:] = [Tensor if isinstance(leaf, Tensor) else leaf for leaf in found]
+        if strange := [leaf for leaf in found if not isinstance(leaf, Tensor | int | float | str | None)]:
+            raise Unsupported(
+                f"{unit.name or 'the model'!r} ({type(unit.module).__name__}) has no fast rule, and returns a {type(strange[0]).__name__}, "
+                "whose values for each record cannot be told; return tensors (of transformers: use_cache=False)"
+            )
+        tensors = [leaf for leaf in found if isinstance(leaf, Tensor)]
         return tuple(
-            leaf if d is None else leaf.squeeze(d) for leaf, d in zip(out_leaves, unit.out_dims or [], strict=True)
+            leaf if d is None else leaf.squeeze(d) for leaf, d in zip(tensors, unit.out_dims or [], strict=True)
         )
 
     def by_loop() -> list[Tensor]:
@@ -187,8 +219,8 @@ def run_generic(
             unit.use_loop = True
     if unit.use_loop:
         outs = by_loop()
-    outs = [o[0] if d is None else o.movedim(0, d) for o, d in zip(outs, unit.out_dims or [], strict=True)]
-    return tree_unflatten(outs, out_spec)
+    rows_of = iter([o[0] if d is None else o.movedim(0, d) for o, d in zip(outs, unit.out_dims or [], strict=True)])
+    return tree_unflatten([next(rows_of) if leaf is Tensor else leaf for leaf in out_leaves], out_spec)
 
 
 class _Original(nn.Module):

@@ -28,22 +28,21 @@ from clipwise.norms.kernel import (
 from clipwise.norms.layers.registry import Tap, layer
 
 
-def _flat(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+def flat(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """(rows, T, p) and (rows, T, d) whatever the number of dimensions between."""
     return a.reshape(a.shape[0], -1, a.shape[-1]), b.reshape(b.shape[0], -1, b.shape[-1])
 
 
-def _finish(call: Call, weights: Tensor, a: Tensor, b: Tensor, bias: Tensor) -> dict[str, Tensor]:
-    sums = {"bias": weights.to(bias.dtype) @ bias} if "bias" in call.params else {}
-    if "weight" in call.params:  # the narrower side is scaled, which makes the smaller copy
-        left, right = (b, scale_rows(a, weights)) if b.shape[-1] > a.shape[-1] else (scale_rows(b, weights), a)
-        sums["weight"] = left.flatten(0, 1).T @ right.flatten(0, 1)
-    return sums
-
-
 class LinearKernel(Kernel):
+    def finish(self, call: Call, weights: Tensor, a: Tensor, b: Tensor, bias: Tensor) -> dict[str, Tensor]:
+        sums = {"bias": weights.to(bias.dtype) @ bias} if "bias" in call.params else {}
+        if "weight" in call.params:  # the narrower side is scaled, which makes the smaller copy
+            left, right = (b, scale_rows(a, weights)) if b.shape[-1] > a.shape[-1] else (scale_rows(b, weights), a)
+            sums["weight"] = left.flatten(0, 1).T @ right.flatten(0, 1)
+        return sums
+
     def direct(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> dict[str, Tensor]:
-        a, b = _flat(saved[0], b)
+        a, b = flat(saved[0], b)
         grads = {}
         if "weight" in call.params:
             grads["weight"] = torch.bmm(b.mT, a)
@@ -52,22 +51,22 @@ class LinearKernel(Kernel):
         return grads
 
     def ghost(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> Part:
-        a, b = _flat(saved[0], b)
+        a, b = flat(saved[0], b)
         if a.shape[1] == 1:  # |b|^2 |a|^2 for the weight, |b|^2 for the bias
             squares = sum_of_squares(b)
             factor = sum_of_squares(a) if "weight" in call.params else torch.zeros_like(squares)
             squares *= factor.add_(1) if "bias" in call.params else factor
-            return Ghost(squares, (a, b), lambda w, a, b: _finish(call, w, a, b, b[:, 0]))
+            return Ghost(squares, (a, b), lambda w, a, b: self.finish(call, w, a, b, b[:, 0]))
         bias = b.sum(1)  # as measured, so summed: terms that cancel are gone from both
         roles: dict[str, Callable[[], Tensor]] = {
             "weight": lambda: gram_squared_norms(a, b),
             "bias": lambda: sum_of_squares(bias),
         }
         squares = torch.stack([of() for role, of in roles.items() if role in call.params]).sum(0)
-        return Ghost(squares, (a, b, bias), lambda w, a, b, bias: _finish(call, w, a, b, bias))
+        return Ghost(squares, (a, b, bias), lambda w, a, b, bias: self.finish(call, w, a, b, bias))
 
     def in_blocks(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> Unformed:
-        a, b = _flat(saved[0], b)
+        a, b = flat(saved[0], b)
         return Unformed(
             (a, b),
             [(b.shape[-1], a.shape[-1])],

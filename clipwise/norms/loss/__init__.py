@@ -14,10 +14,10 @@ over the rows of one term a row, scaled as was declared; or whose user said so b
 how the loop made it of its first batch.
 """
 
-from clipwise.norms.loss.marks import mark
+from clipwise.norms.loss.marks import mark, say_of_loss
 from clipwise.norms.loss.proof import ROW_WISE, LossProof, judged
 from clipwise.norms.loss.roots import unwatch, watch
 from clipwise.norms.loss.rowwise import Trial
 from clipwise.norms.loss.witness import Witness
 
-__all__ = ["ROW_WISE", "LossProof", "Trial", "Witness", "judged", "mark", "unwatch", "watch"]
+__all__ = ["ROW_WISE", "LossProof", "Trial", "Witness", "judged", "mark", "say_of_loss", "unwatch", "watch"]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 _KEY = "clipwise: rows"
 _HOOK = "clipwise: a hook"
+_WORDS = "clipwise: words"
 
 
 class Mark(NamedTuple):
@@ -40,6 +41,17 @@ def mark_hook(value: Tensor) -> None:
 
 def has_hook(node: Any) -> bool:
     return _HOOK in node.metadata
+
+
+def say_of_loss(value: Tensor, words: str) -> None:
+    """What the privacy statement is to say of a loss that this value has a part in."""
+    if value.grad_fn is not None:
+        value.grad_fn.metadata[_WORDS] = words  # type: ignore[index]
+
+
+def words_of(node: Any) -> str | None:
+    words: str | None = node.metadata.get(_WORDS)
+    return words
 
 
 _NONE: dict[int, Mark] = {}

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from clipwise.norms.loss.graph import Edge, Reached, Row, reach, walk
+from clipwise.norms.loss.marks import words_of
 from clipwise.norms.loss.roots import run_unseen
 from clipwise.norms.loss.rowwise import mixing_layer
 from clipwise.norms.loss.rules import ClassWeights, Hooked, Leaf, NotRowWise, Rows, Shared, Term, Unknown
@@ -88,6 +89,7 @@ class LossProof:
                 self._set_scale(batch, 1.0)
                 return
             values = self._proved(batch, reached)
+            self._hear_words(reached)
             self._set_scale(batch, float(batch.rows) if self.reduction == "mean" else 1.0)
             self._verify(batch, (self.reduction, *reached.signature), values)
             self._hear_witness(batch, roots)
@@ -103,6 +105,7 @@ class LossProof:
                     "private.backward(losses): no output of the model for this batch has a part in these losses; nothing was changed"
                 )
             self._set_scale(batch, 1.0)
+            self._hear_words(reached)
             if batch.rows > 1:
                 self._refuse_shared(batch, reached)
                 edge = reached.roots[0][0]
@@ -150,6 +153,11 @@ class LossProof:
                 raise self._refusal(
                     Length("what it does with outputs as long as the longest record cannot be told")
                 ) from None
+
+    def _hear_words(self, reached: Reached) -> None:
+        for node in reached.inside:
+            if words := words_of(node):
+                self._forms[words] = None
 
     def _hear_witness(self, batch: Any, roots: Sequence[Any]) -> None:
         witness = batch.witness
