@@ -125,6 +125,7 @@ def run_and_show(
     network: Module,
     *,
     resume: bool,
+    finish: bool = False,
     every: int | None,
     rescue: str | None,
     serve: bool = False,
@@ -135,7 +136,15 @@ def run_and_show(
 
     with _served(folder, serve), _shown(int(settings.epochs or 0), quiet=as_json) as watch:
         result, _ = train_into(
-            folder, settings, dataset, network, resume=resume, every_steps=every, rescue=rescue, **watch
+            folder,
+            settings,
+            dataset,
+            network,
+            resume=resume,
+            finish=finish,
+            every_steps=every,
+            rescue=rescue,
+            **watch,
         )
     if as_json:
         output.print_json(result)
