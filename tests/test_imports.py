@@ -34,6 +34,7 @@ LAYERS = (
     ("automatic",),
     ("dropin",),
     ("loop",),
+    ("integrations",),
     ("hf",),
     ("data",),
     ("models", "fairness"),
