@@ -20,7 +20,9 @@ def part(name):
 
 
 model = AutoModelForSequenceClassification.from_pretrained(WEIGHTS, num_labels=2)
-model = peft.get_peft_model(model, peft.LoraConfig(task_type="SEQ_CLS", r=8, target_modules=["query", "value", "dense"]))
+model = peft.get_peft_model(
+    model, peft.LoraConfig(task_type="SEQ_CLS", r=8, target_modules=["query", "value", "dense"])
+)
 args = TrainingArguments(
     os.environ.get("OUT", "sst2-lora"),
     per_device_train_batch_size=64,
