@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from clipwise.dropin import Private, attach
     from clipwise.estimators import PrivateClassifier, PrivateRegressor
     from clipwise.fixing import fix
+    from clipwise.forecast import plan
     from clipwise.guards import detach
     from clipwise.lab.tuning.runner import tune
     from clipwise.loop.fit import fit
@@ -51,6 +52,7 @@ _HOME = {
     "load": "clipwise.training.trained",
     "losses": "clipwise.losses",
     "pad_to": "clipwise.sampling",
+    "plan": "clipwise.forecast",
     "private_step": "clipwise.step",
     "tune": "clipwise.lab.tuning.runner",
     "verify": "clipwise.training.verify",
@@ -77,6 +79,7 @@ __all__ = [
     "load",
     "losses",
     "pad_to",
+    "plan",
     "private_step",
     "tune",
     "verify",

@@ -16,6 +16,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple
 
@@ -76,6 +77,7 @@ class Phase(NamedTuple):
     name: str
     noise_multiplier: float  # noise std / l2 bound of a release; of steps, over the run's own noise multiplier
     steps: int = 0  # none: one release on all records
+    part: float = 1.0  # of steps: their batches over the run's own
 
 
 class Facts(NamedTuple):
@@ -161,7 +163,7 @@ class Plan:
     def neighbours(self) -> str:
         return SAMPLING[self.sampling].neighbours
 
-    @property
+    @cached_property
     def context(self) -> Context:
         largest = self.noise_multiplier * self.schedule.largest
         return Context(
@@ -174,7 +176,7 @@ class Plan:
             self.schedule,
         )
 
-    @property
+    @cached_property
     def side_queries(self) -> tuple[SideQuery, ...]:
         return self.method.side_queries(self.context)
 
@@ -182,11 +184,23 @@ class Plan:
     def steps_per_epoch(self) -> int:
         return _batches_of_a_pass(self.sample_rate)
 
+    @cached_property
+    def constant(self) -> bool:
+        """Whether every step has the same noise, and so costs the same."""
+        return type(self.method).noise_factor is Method.noise_factor and self.schedule.kind == "constant"
+
+    @cached_property
+    def _first(self) -> tuple[Shares, Event]:
+        return self._shares(0), self._event(0)
+
     def total(self, step: int) -> float:
         """The noise multiplier of everything that this step releases."""
         return self.noise_multiplier * _factor(self.method, self.schedule, self.context, step)
 
     def shares(self, step: int) -> Shares:
+        return self._first[0] if self.constant else self._shares(step)
+
+    def _shares(self, step: int) -> Shares:
         total, sides = self.total(step), self.side_queries
         if not self.method.sound:  # no split of the noise would make it private
             return Shares(total, total, sides)
@@ -194,11 +208,14 @@ class Plan:
 
     def event(self, step: int) -> Event:
         """What this step costs, known before it is taken: without bound for a method without a valid guarantee."""
+        return self._first[1] if self.constant else self._event(step)
+
+    def _event(self, step: int) -> Event:
         return SAMPLING[self.sampling].event(self.sample_rate, self.total(step) if self.method.sound else 0.0)
 
     def coming(self, first: int, count: int) -> list[Event]:
         """The cost of so many steps from the first on, equal neighbours as one."""
-        if type(self.method).noise_factor is Method.noise_factor and self.schedule.kind == "constant":
+        if self.constant:
             return [SAMPLING[self.sampling].event(self.sample_rate, self.event(first).noise_multiplier, count)]
         return [self.event(first + i) for i in range(count)]
 
@@ -224,7 +241,7 @@ def make(mechanism: Mechanism, facts: Facts, *, spent: Sequence[Event] = (), tak
             functools.partial(_factors_left, method, context, taken)
         )  # asked for at every noise tried
         factors = lambda noise: left(schedule.settled(noise, mechanism.epochs))  # noqa: E731
-        shape = _shape(mechanism, pair.event, sampler.sample_rate, factors, (*spent, *after), steps, facts.before)
+        shape = _shape(mechanism, pair.event, sampler, factors, (*spent, *after), steps, facts.before)
         noise = calibrate_shape(mechanism.epsilon, mechanism.delta, shape, mechanism.accountant)  # type: ignore[arg-type]  # _shape refuses None
     return Plan(
         method=method,
@@ -241,7 +258,7 @@ def make(mechanism: Mechanism, facts: Facts, *, spent: Sequence[Event] = (), tak
         learning_rate=facts.learning_rate,
         size_is_public=public,
         counted=facts.counted,
-        before=_events_before(facts.before, pair.event, sampler.sample_rate, noise),
+        before=_events_before(facts.before, pair.event, sampler, noise),
         after=after,
         unit=mechanism.unit,
     )
@@ -295,7 +312,7 @@ def count_event(mechanism: Mechanism) -> Event:
 def _shape(
     mechanism: Mechanism,
     kind: type[Event],
-    rate: float,
+    sampler: Sampler,
     factors: Callable[[float], Sequence[tuple[float, int]]],
     others: tuple[Event, ...],
     steps: int | None,
@@ -303,22 +320,24 @@ def _shape(
 ) -> Callable[[float], list[Event]]:
     """All that the run will have been charged, as a function of its noise multiplier."""
     target, delta = _target(mechanism, steps)
-    releases = [*others, *_events_before(tuple(p for p in before if not p.steps), kind, rate, 0.0)]
+    releases = [*others, *_events_before(tuple(p for p in before if not p.steps), kind, sampler, 0.0)]
     if releases and not within(releases, delta, target, mechanism.accountant):
         raise BadArgument(
             f"epsilon={target!r}: the releases after training alone cost more, or what comes or was charged before; give "
             "them more noise, or state a larger epsilon"
         )
     return lambda noise: [
-        *(kind(rate, noise * factor, count) for factor, count in factors(noise)),
-        *_events_before(before, kind, rate, noise),
+        *(kind(sampler.sample_rate, noise * factor, count) for factor, count in factors(noise)),
+        *_events_before(before, kind, sampler, noise),
         *others,
     ]
 
 
-def _events_before(before: tuple[Phase, ...], kind: type[Event], rate: float, noise: float) -> tuple[Event, ...]:
+def _events_before(before: tuple[Phase, ...], kind: type[Event], sampler: Sampler, noise: float) -> tuple[Event, ...]:
     return tuple(
-        kind(rate, noise * phase.noise_multiplier, phase.steps) if phase.steps else kind(1.0, phase.noise_multiplier)
+        kind(sampler.smaller(phase.part).sample_rate, noise * phase.noise_multiplier, phase.steps)
+        if phase.steps
+        else kind(1.0, phase.noise_multiplier)
         for phase in before
     )
 

@@ -21,13 +21,13 @@ def part(name):
 
 model = AutoModelForSequenceClassification.from_pretrained(WEIGHTS, num_labels=2)
 model = peft.get_peft_model(
-    model, peft.LoraConfig(task_type="SEQ_CLS", r=8, target_modules=["query", "value", "dense"])
+    model, peft.LoraConfig(task_type="SEQ_CLS", r=4, target_modules=["query", "value"])
 )
 args = TrainingArguments(
     os.environ.get("OUT", "sst2-lora"),
     per_device_train_batch_size=64,
     gradient_accumulation_steps=8,  # 512 records a step, in parts of 64
-    learning_rate=2e-3,
+    learning_rate=1e-3,
     max_steps=int(os.environ.get("STEPS", "400")),
     warmup_steps=10,
     save_steps=20,

@@ -26,6 +26,7 @@ from clipwise.loop.keeping import Keeping
 from clipwise.losses import make_loss
 from clipwise.mechanism import Mechanism, Performance
 from clipwise.noise import GaussianNoise
+from clipwise.plans import SAMPLING
 from clipwise.run import Run
 
 RECORDS, LENGTH = 400, {"epochs": 5, "expected_batch_size": 100}  # 20 steps, and a race of 5 rates, 5 steps each
@@ -92,7 +93,7 @@ def test_noise_and_charges_are_the_same_events(monkeypatch, tmp_path):
     charged, expected = Counter(), Counter()
     for e in Ledger.read(tmp_path / "ledger.jsonl").events():
         charged[e.sample_rate, round(e.noise_multiplier, 9)] += e.count
-    for rate, noise, count in ((1.0, h, 1), (1.0, s, 1), (0.25, rule.RACE_NOISE * sigma, 25), (0.25, sigma, 20)):
+    for rate, noise, count in ((1.0, h, 1), (1.0, s, 1), (0.25 / 3, rule.RACE_NOISE * sigma, 25), (0.25, sigma, 20)):
         expected[rate, round(noise, 9)] += count
     assert charged == expected
 
@@ -227,6 +228,21 @@ def test_the_race_runs_each_rate_from_the_first_weights(monkeypatch):
     assert found.measured.epsilon() < 3.0
 
 
+@pytest.mark.parametrize(("sampling", "rate"), [("poisson", 0.25 / 3), ("fixed-size", 33 / 400)])
+def test_batches_of_the_race_are_drawn_at_the_rate_that_is_charged(monkeypatch, sampling, rate):
+    """A third of the training's; a whole number of records where each batch has the same."""
+    drawn = Counter()
+    kind = SAMPLING[sampling].sampler
+    plain = kind.draw
+    monkeypatch.setattr(
+        kind, "draw", lambda own, key, step: (drawn.update([own.sample_rate]), plain(own, key, step))[1]
+    )
+    found = prepared(network(), sampling=sampling)
+    charged = {e.sample_rate: e.count for e in found.measured.ledger.events() if e.sample_rate < 1}
+    assert charged == {rate: 25}
+    assert {rate: count for rate, count in drawn.items() if rate < 1} == charged
+
+
 def test_rounds_are_data(monkeypatch):
     """Two rounds, the second with fewer rates and other noise: events, charges and results follow."""
 
@@ -336,9 +352,9 @@ def test_a_threshold_that_is_stated_clips_at_it(tmp_path):
     assert done.method_state.threshold == 0.5
 
 
-def test_values_are_clipped_at_the_released_median():
+def test_gradients_of_values_keep_their_sizes_below_the_released_median():
     done = clipwise.fit(network(out=1), values(), **SHORT)
-    assert done.method.threshold == rule.CLIP_OVER_MEDIAN * done.method.median_norm
+    assert done.method.gamma == rule.GAMMA_OVER_MEDIAN * done.method.median_norm
     assert "squared-error" in "\n".join(done.statement.automatic)
 
 

@@ -32,7 +32,7 @@ LAYERS = (
     ("state", "resuming"),
     ("run",),
     ("automatic",),
-    ("dropin",),
+    ("dropin", "forecast"),
     ("loop",),
     ("integrations",),
     ("hf",),
@@ -49,6 +49,7 @@ LAYERS = (
 )
 LAYER = {room: number for number, rooms in enumerate(LAYERS) for room in rooms}
 SHARED = {
+    "durable",
     "types",
     "validate",
     "keystream",

@@ -53,7 +53,7 @@ def phases(mechanism: Mechanism, facts: Facts) -> tuple[Phase, ...]:
     plan = _measuring(mechanism, facts)
     found = [Phase("histogram of gradient norms", plan.histogram_noise)]
     for number, each in enumerate(plan.rounds, 1):
-        found.append(Phase(f"race, round {number}: steps", each.noise, each.rates * each.steps))
+        found.append(Phase(f"race, round {number}: steps", each.noise, each.rates * each.steps, each.part))
         found.append(Phase(f"race, round {number}: scores", each.score_noise))
     return tuple(found)
 
@@ -106,7 +106,9 @@ def found_before(folder: str | Path, mechanism: Mechanism) -> Mechanism:
     if saved is None or not isinstance(method, Auto):
         return mechanism
     kept = saved.facts["run"].get("method_options", {})
-    found = {name: kept.get(name) for name in ("rate", "median_norm", "threshold") if getattr(method, name) is None}
+    found = {
+        name: kept.get(name) for name in ("rate", "median_norm", "threshold", "gamma") if getattr(method, name) is None
+    }
     return mechanism.model_copy(update={"method": dataclasses.replace(method, **found), "method_options": {}})
 
 
@@ -124,8 +126,8 @@ def said_again(run: Run) -> tuple[str, ...]:
 def _clipping(method: Any, task: Task, median: float | None) -> Auto:
     if not isinstance(method, Auto):
         raise ClipwiseError(f"method {method.name!r} finds no rate")
-    bound = method.threshold if method.threshold is not None else rule.threshold_for(task.kind, median)
-    return dataclasses.replace(method, threshold=bound)
+    stated = method.threshold is not None or method.gamma is not None
+    return method if stated else dataclasses.replace(method, gamma=rule.gamma_for(task.kind, median))
 
 
 @contextmanager
@@ -154,8 +156,7 @@ def _said(run: Run, found: Auto, task: Task, measuring: rule.Measuring, results:
         f"{', '.join(f'{score / records:.1%}' for result in results for score in result.scores)} of the records; it may rise, late in the run, "
         f"by up to {math.exp(rule.REACH):.2g} times, and does not fall",
         f"median norm of the gradients at the first weights: {_shown(found.median_norm)}",
-        "clipping: "
-        + ("gradients scaled to length 1" if found.threshold is None else f"at norm {found.threshold:.4g}"),
+        "clipping: " + _clips(found),
         task.said,
         _cost(run),
     ]
@@ -177,6 +178,16 @@ def _cost(run: Run) -> str:
     return (
         f"measuring took {parts}, inside epsilon: noise multiplier {run.plan.noise_multiplier:.4g}, and {without:.4g} without it "
         f"({more:+.1%})"
+    )
+
+
+def _clips(found: Auto) -> str:
+    if found.threshold is not None:
+        return f"at norm {found.threshold:.4g}"
+    return (
+        "gradients scaled to length 1"
+        if found.gamma is None
+        else f"gradients divided by their norm + {found.gamma:.4g}"
     )
 
 

@@ -31,24 +31,32 @@ def race(
     run: Run, optimizer: Optimizer, task: Task, measuring: rule.Measuring, median: float | None, events: Sequence[Event]
 ) -> list[rule.Result]:
     """All rounds; `events` has two for each, its steps and its scores, as the plan has them."""
-    plan, results = run.plan, list[rule.Result]()
+    plan, batches, results = run.plan, run.batches, list[rule.Result]()
     first = {name: value.clone() for name, value in run.model.state_dict().items()}
     for each, steps, scores in zip(measuring.rounds, events[::2], events[1::2], strict=True):
         rates = rule.race_rates(measuring, median, plan.steps or 0, results)
-        run.stepper.plan = _at_its_noise(plan, each, steps)
+        run.stepper.plan = own = _of_its_own(plan, each, steps)
+        run.batches = batches.drawing(own.sampler)
         sums = [_score_of(run, optimizer, task, rate, each.steps, first) for rate in rates]
         bound = math.sqrt(len(rates))
         what = f"scores of {len(rates)} learning rates after {each.steps} steps each"
         noised = run.release(torch.tensor(sums, dtype=torch.float64), scores, l2_bound=bound, what=what)
         results.append(rule.Result(rates, tuple(noised.tolist()), scores.noise_multiplier * bound))
-    run.stepper.plan = plan
+    run.stepper.plan, run.batches = plan, batches
     return results
 
 
-def _at_its_noise(plan: Plan, each: rule.Round, planned: Event) -> Plan:
-    """The plan of a round's steps, whose noise is constant whatever the training's schedule; what they cost is what was
-    planned for, or nothing runs."""
-    own = dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier * each.noise, schedule=Schedule())
+def _of_its_own(plan: Plan, each: rule.Round, planned: Event) -> Plan:
+    """The plan of a round's steps: smaller batches, and noise that is constant whatever the training's schedule; what they cost
+    is what was planned for, or nothing runs."""
+    sampler = plan.sampler.smaller(each.part)
+    own = dataclasses.replace(
+        plan,
+        sampler=sampler,
+        expected_batch_size=plan.expected_batch_size * sampler.sample_rate / plan.sample_rate,
+        noise_multiplier=plan.noise_multiplier * each.noise,
+        schedule=Schedule(),
+    )
     if own.event(0) != dataclasses.replace(planned, count=1) or planned.count != each.rates * each.steps:
         raise ClipwiseError(f"a round of the race would cost {own.event(0)} a step, and {planned} is planned")
     return own

@@ -4,8 +4,8 @@ No data comes here and no noise is drawn here, so that all of this is post-proce
 follows from `measuring` alone, before anything is read.
 
     J       median of the noised histogram of gradient norms at the first weights
-    race    in rounds: rates around 0.77 / sqrt(J T), each from the first weights, a quarter of the run at six times its noise,
-            scored by a noised count over all records; all of its weights are thrown away
+    race    in rounds: rates around 0.77 / sqrt(J T), each from the first weights, for a quarter of the run's steps, on batches of a
+            third at twice the noise (for what a step's signal is worth, at six times the noise), scored by a noised count over all records; all of its weights are thrown away
     rate    a mean of log rate, weighted by scores and a prior, times FACTOR
     rise    late in the run the rate may rise, never fall, by the sign of <released gradient, weights - average>
     average avg += 9 / (t + 8) (w - avg); the average is what is released
@@ -44,11 +44,14 @@ STANDS_OUT = 3.0  # standard deviations of its noise: a bin below is taken for e
 GUESS = 0.77  # first rate = GUESS / sqrt(J T): between 2 / (J sqrt T), right for convex models, and 0.3 / sqrt T
 RATES = 5  # of the race
 SPACING = 2.5  # between neighbouring rates: the race spans a factor of 39, best rates were 0.2 to 2 times the guess
-# What the race can tell is its signal over its noise, sqrt(RACE_LENGTH) / RACE_NOISE, and so is its price. At the same price a longer
-# race ranks rates more as the run itself does: its winner over the run's best rate was 0.6 to 5.6 for 8 % of the steps at 3 times
-# the noise, 0.6 to 2.4 for half of them at 6 times; a quarter at 6 times had the least regret of eight such pairs.
+# What the race can tell is its signal over its noise, sqrt(RACE_LENGTH) RACE_PART / RACE_NOISE, and so is its price. At the same price a
+# longer race ranks rates more as the run itself does: its winner over the run's best rate was 0.6 to 5.6 for 8 % of the steps at
+# 3 times the noise, 0.6 to 2.4 for half of them at 6 times. A quarter at 6 times lost least, of eight pairs with one to choose.
 RACE_LENGTH = 0.25  # of the training's steps, for each rate
-RACE_NOISE = 6.0  # over the training's: Adam's best rate hardly depends on noise, and a step is 36 times cheaper
+RACE_PART = (
+    1 / 3
+)  # of the training's batches: as much noise to the signal as 3 times the noise, for a third of the work
+RACE_NOISE = 2.0  # over the training's: Adam's best rate hardly depends on noise, and a step is 36 times cheaper in all
 SCORE_SHARE = 0.01  # of the budget, as a square of Gaussian-DP mu
 FACTOR = 0.6  # rate of the training over the one that the race likes: on the low side, since it may rise but not fall
 PRIOR = 1.5  # in log rate: how far from its middle the race may lead where the scores say nothing
@@ -61,8 +64,7 @@ TELLING = 0.05  # of a score a record: with more noise than this the race says l
 BETAS = (0.9, 0.99)  # of Adam
 ADAM_EPS = 1e-12  # far below the noise on any gradient (1e-7 at 10^7 records): Adam's steps do not depend on it
 GAIN, REACH, AFTER = 0.02, 0.9, 1 / 3  # of log rate a step; most of it in all; of the run, from when on
-GAMMA = 0.01  # auto-s: gradients much shorter than this are not blown up
-CLIP_OVER_MEDIAN = 1.0  # threshold over J for values: normalised gradients of a squared loss would fit the median
+GAMMA_OVER_MEDIAN = 2.0  # gamma over J for values: normalised gradients of a squared loss would fit the median
 PLAIN_RATE = 2e-3  # of Adam without privacy, where no noise sets a scale
 
 
@@ -78,6 +80,7 @@ class Round(NamedTuple):
     steps: int
     noise: float  # over that of the training
     score_noise: float  # noise std / l2 sensitivity of the scores, which is sqrt(rates)
+    part: float = 1.0  # its batches over those of the training
 
 
 class Measuring(NamedTuple):
@@ -125,7 +128,7 @@ def mu_of_steps(sample_rate: float, noise_multiplier: float, steps: int) -> floa
 def measuring(mu: float, steps: int) -> Measuring:
     """The releases before a training of so many steps, in a budget that is worth mu."""
     histogram, score = (1 / (mu * math.sqrt(share)) for share in (HISTOGRAM_SHARE, SCORE_SHARE))
-    return Measuring(histogram, (Round(RATES, max(2, round(RACE_LENGTH * steps)), RACE_NOISE, score),))
+    return Measuring(histogram, (Round(RATES, max(2, round(RACE_LENGTH * steps)), RACE_NOISE, score, RACE_PART),))
 
 
 def too_few(plan: Measuring, records: int) -> str | None:
@@ -155,9 +158,10 @@ def median_norm(noised: Sequence[float], noise_std: float) -> float | None:
     return None
 
 
-def threshold_for(kind: Kind, median: float | None) -> float | None:
-    """What gradients are clipped at; None normalises them (auto-s)."""
-    return None if kind == "classes" or median is None else CLIP_OVER_MEDIAN * median
+def gamma_for(kind: Kind, median: float | None) -> float | None:
+    """What is added to a norm before its gradient is divided by it: so much that gradients below the median keep their sizes, or
+    None, next to nothing."""
+    return None if kind == "classes" or median is None else GAMMA_OVER_MEDIAN * median
 
 
 def score_of_losses(losses: Any) -> Any:

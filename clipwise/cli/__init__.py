@@ -33,6 +33,7 @@ from clipwise.cli import (
     methods,
     models,
     output,
+    plan,
     plot_schedule,
     predict,
     report,
@@ -116,6 +117,7 @@ def _clipwise(
 
 
 _COMMANDS = (
+    plan.plan,
     train.train,
     init.init,
     resume.resume,

@@ -4,7 +4,7 @@
 
 The learning rate is found before training (a histogram of norms and a short race, both with noise and charged in the same
 budget), corrected late in the run from released values, and the average of the weights is what is released: see
-clipwise/automatic. Where the model learns values instead of classes the threshold is the released median of the norms, because
+clipwise/automatic. Where the model learns values instead of classes gamma is twice the released median of the norms, because
 normalised gradients of a squared loss fit the median of the targets and not their mean.
 
 Guarantee: weight * norm <= C (1 without a threshold) for every norm. No side query, no state that moves. What was found is
@@ -23,6 +23,8 @@ from clipwise import validate
 from clipwise.clipping.contract import Context, Method, bounded, option
 from clipwise.types import Decision
 
+_GAMMA = 0.01  # as auto-s: gradients much shorter than this are not blown up
+
 
 class AutoState(NamedTuple):
     threshold: float  # l2 bound of one example's part
@@ -40,13 +42,14 @@ class Auto(Method):
     automatic = True
 
     threshold: float | None = option(None, "clip at this norm; by default gradients are scaled to length 1")
-    gamma: float = option(0.01, "added to the norm: gradients much shorter than this are not blown up")
+    gamma: float | None = option(
+        None, "added to the norm; by default 0.01, and for values twice the median norm that was found"
+    )
     rate: float | None = option(None, "found: Adam's learning rate at the start; lr= states one")
     median_norm: float | None = option(None, "found: median of the gradients' norms at the first weights")
 
     def __post_init__(self) -> None:
-        validate.positive("gamma", self.gamma, "give a small number above 0, such as 0.01")
-        for name in ("threshold", "rate", "median_norm"):
+        for name in ("threshold", "gamma", "rate", "median_norm"):
             if getattr(self, name) is not None:
                 validate.positive(name, getattr(self, name), "give a finite number above 0, or leave it out")
 
@@ -57,5 +60,9 @@ class Auto(Method):
         return state.threshold
 
     def decide(self, state: AutoState, norms: Tensor, groups: Tensor | None = None) -> Decision:  # noqa: ARG002
-        weights = torch.ones_like(norms) if self.threshold is not None else 1.0 / (norms + self.gamma)
+        weights = (
+            torch.ones_like(norms)
+            if self.threshold is not None
+            else 1.0 / (norms + (_GAMMA if self.gamma is None else self.gamma))
+        )
         return Decision(bounded(weights, norms, state.threshold))

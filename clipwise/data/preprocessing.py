@@ -349,7 +349,7 @@ class Amount:
 
     def encode(self, values: Values) -> Array:
         """(records, 1), float32. A gap is refused: there is nothing to predict."""
-        numbers = read_numbers(str(self.column), values, gaps=False)
+        numbers = read_numbers(str(self.column), values, gaps=True)
         if not np.isfinite(numbers).all():
             raise BadArgument(
                 f"column {some([str(self.column)])!r} has labels that are missing or not finite; take such records out"

@@ -36,6 +36,10 @@ class FixedSizeSampler:
     def rows(self) -> int:
         return round(self.sample_rate * self.size)
 
+    def smaller(self, part: float) -> FixedSizeSampler:
+        """Of the same records, this part of a batch, in whole records and at least one."""
+        return FixedSizeSampler(self.size, max(1, round(self.rows * part)) / self.size)
+
     def draw(self, key: Key, step: int) -> np.ndarray:
         """Indices of the records in the batch of this step, in order."""
         coins = key.derive("sampling").keystream(step=step)

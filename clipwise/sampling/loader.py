@@ -8,6 +8,7 @@ by name.
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -28,7 +29,9 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from clipwise.keystream import Key
-from clipwise.sampling.collate import Collate, Layout, map_tensors
+from clipwise.sampling.collate import Collate
+from clipwise.sampling.layout import Layout
+from clipwise.sampling.parts import map_tensors
 from clipwise.sampling.sampler import Sampler
 from clipwise.types import BadArgument, Padding, Unsupported
 
@@ -100,6 +103,12 @@ class SampledLoader:
         self._dataset, self._collate = loader.dataset, _Collate(collate, masked)
         if type(loader.dataset) is TensorDataset and collate is default_collate:
             self._dataset, self._collate = _Table(loader.dataset.tensors), _Collate(_as_it_is, masked)
+
+    def drawing(self, sampler: Sampler) -> SampledLoader:
+        """The same records, other batches of them."""
+        other = copy.copy(self)
+        other._sampler = sampler
+        return other
 
     def halve(self, rows: int) -> bool:
         """From now on at most half of so many rows in memory; False where that is less than one."""

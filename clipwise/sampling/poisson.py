@@ -29,6 +29,10 @@ class PoissonSampler:
             "sample_rate", self.sample_rate, one_allowed=True, remedy="it is expected batch size / data set size"
         )
 
+    def smaller(self, part: float) -> PoissonSampler:
+        """Of the same records, this part of a batch: the rate alone says so, which is public where their number is not."""
+        return PoissonSampler(self.size, self.sample_rate * part)
+
     def draw(self, key: Key, step: int) -> np.ndarray:
         """Indices of the records in the batch of this step, in order; perhaps none."""
         if self.sample_rate == 1:

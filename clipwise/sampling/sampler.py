@@ -21,6 +21,10 @@ class Sampler(Protocol):
 
     def __init__(self, size: int, sample_rate: float) -> None: ...
 
+    def smaller(self, part: float) -> Sampler:
+        """Of the same records, this part of a batch."""
+        ...
+
     def draw(self, key: Key, step: int) -> np.ndarray:
         """Indices of the records in the batch of this step, in order, each once: a function of key and step."""
         ...

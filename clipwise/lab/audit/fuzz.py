@@ -290,7 +290,7 @@ def _watched(place: Path) -> Iterator[list[str]]:
 
 
 def _ledger() -> Reader:
-    from clipwise.accounting import Ledger, StepEvent
+    from clipwise.accounting import Ledger, StepEvent, chain
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ledger.jsonl"
@@ -310,15 +310,15 @@ def _ledger() -> Reader:
         """A consistent chain around a line that holds something odd."""
         records = [json.loads(line) for line in data.splitlines()]
         place = chance.randrange(len(records))
-        forger, result = Ledger(None, hmac_key=None, block=1), b""
+        head, result = chain.GENESIS, b""
         for number, record in enumerate(records):
             kept = {name: value for name, value in record.items() if name not in ("prev", "sum")}
             if number == place:
                 kept = _other_values(kept, chance) if chance.random() < 0.9 else records[chance.randrange(len(records))]
             if not isinstance(kept, dict):
                 kept = {"kind": kept}
-            line = forger._seal(kept, forger._head)
-            forger._head = _sha256(line)
+            line = chain.seal(kept, head, None)
+            head = _sha256(line)
             result += line + b"\n"
         return result
 

@@ -1,4 +1,4 @@
-"""Pictures that the command line draws: epsilon over steps, and schedules over epochs."""
+"""Pictures that the command line draws: epsilon over steps, schedules over epochs, and a plan over batch sizes."""
 
 from __future__ import annotations
 
@@ -58,6 +58,26 @@ def plot_schedules(
     widest = max(len(label) for label, _, _ in lines)
     columns = min(len(lines), max(1, 130 // (widest + 8)))  # as many as fit side by side
     figure.legend(loc="outside lower center", ncols=columns, frameon=False)
+    _save(figure, file)
+
+
+def plot_plan(file: Path, batches: Sequence[tuple[float, float, float, int]], planned: float, title: str) -> None:
+    """Noise, noise on the mean gradient and steps against the batch: (batch, noise multiplier, noise on the mean, steps)."""
+    figure, axes = _figure(3)
+    names = ("noise multiplier $\\sigma$", "noise on the mean gradient, $\\sigma / B$", "steps")
+    xs = [batch for batch, *_ in batches]
+    for place, (each, name) in enumerate(zip(axes, names, strict=True)):
+        ys = [row[place + 1] for row in batches]
+        each.plot(xs, ys, "o-", color=COLOURS[place], ms=4)
+        for batch, *values in batches:
+            if batch == planned:
+                each.plot([batch], [values[place]], "D", color=COLOURS[place], ms=9, label="as planned")
+        each.set_xscale("log")
+        each.set_xticks(xs, [f"{x:,.0f}" for x in xs], rotation=30)
+        each.minorticks_off()
+        each.set(xlabel="expected batch size B, same epochs", ylabel=name, ylim=(0, None))
+        each.legend(frameon=False)
+    axes[0].set_title(title, loc="left", weight="bold")
     _save(figure, file)
 
 
