@@ -73,7 +73,7 @@ class PrivateTrainer(transformers.Trainer):
     def __init__(self, *args: Any, epsilon: float | None = None, delta: float | None = None, **kwargs: Any):
         own = {name: kwargs.pop(name) for name in list(kwargs) if name in _options()}
         super().__init__(*args, **kwargs)
-        self.args = _checked(self.args, self)
+        self.args = _checked(self.args, self)  # type: ignore[has-type]
         self._physical = self.args.per_device_train_batch_size
         self._logical = self._physical * self.args.gradient_accumulation_steps
         self.args.gradient_accumulation_steps, self.args.per_device_train_batch_size = 1, self._logical
