@@ -1,13 +1,14 @@
 # Two commands on a fresh machine (git, Python 3.11 with venv and pip, a C compiler):
 #   make demo   trains a private model on embedded data, and writes its report
 #   make test   checks style and types, and runs the tests
+#   make docs   executes the notebooks and builds the site, in site/
 # Both make .venv first. Installing is repeated only when pyproject.toml changes.
 
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test
+.PHONY: demo test docs
 
 demo: .venv/installed
 	@out=runs/demo-$$(date +%Y%m%d-%H%M%S) && $(BIN)/clipwise train --effort quick --out $$out && $(BIN)/clipwise report $$out
@@ -17,6 +18,10 @@ test: .venv/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2
+
+docs: .venv/installed
+	$(PIP) -e '.[docs]'
+	$(BIN)/python docs/make_site.py
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
