@@ -125,7 +125,14 @@ def test_a_weighted_loss_has_the_declared_mean():
 
 
 def dataset(**more):
-    facts = {"kind": "image", "classes": 10, "vocabulary_size": None, "padding": None, "shape": (1, 8, 8)}
+    facts = {
+        "kind": "image",
+        "classes": 10,
+        "vocabulary_size": None,
+        "padding": None,
+        "shape": (1, 8, 8),
+        "numbers": False,
+    }
     return SimpleNamespace(train=range(1437), recipe=Recipe("mlp", 64, 5, 0.25), **(facts | more))
 
 
@@ -175,7 +182,8 @@ def test_refused_for_this_data(options, message):
 
 
 def test_train_an_autoencoder_and_repeat_it():
-    result = answer(*QUICK, "--model", "autoencoder", "--lr", 0.5, "--lr-schedule", "one-cycle", "--out", "a")
+    by_hand = ("--method", "fixed", "--lr", 0.5, "--lr-schedule", "one-cycle")
+    result = answer(*QUICK, "--model", "autoencoder", *by_hand, "--out", "a")
     assert result["accuracy"] is None
     assert 0 < result["test_loss"] < 1
     assert (result["loss"], result["lr_schedule"]) == ("squared-error", "one-cycle")

@@ -146,7 +146,7 @@ def _loss(asked: TrainConfig, architecture: Architecture, dataset: DataSet) -> L
         raise BadArgument(
             f"standardize={asked.standardize!r}: model={architecture.name!r} is to give its input back, pixels from 0 to 1; leave it out"
         )
-    if numbers and METHODS[asked.method].needs_groups and asked.group_by == BY_CLASS:
+    if dataset.numbers and METHODS[asked.method].needs_groups and asked.group_by == BY_CLASS:
         raise BadArgument(f"method={asked.method!r} treats groups apart, and numbers have no classes: name --group-by")
     if asked.vocabulary and architecture.weights.encoder:
         raise BadArgument(
