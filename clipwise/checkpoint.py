@@ -115,6 +115,11 @@ class Checkpoints:
         return sorted(found, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
 
 
+def refuse_unkeepable(state: Mapping[str, Any]) -> None:
+    """Raises where `save` would."""
+    _encoded(state, {}, "state")
+
+
 def read(path: Path) -> Checkpoint:
     """A checkpoint, whole, or `CheckpointCorrupt`."""
     try:

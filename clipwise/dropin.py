@@ -23,6 +23,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import is_
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -33,6 +34,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from clipwise.mechanism import split, takes_options
+from clipwise.norms import Members
 from clipwise.run import Run
 from clipwise.statement import Statement
 from clipwise.types import BadArgument, LoopMisuse
@@ -73,6 +75,9 @@ class Private:
         self._blocks = 0  # of `outside` that are open
         self._plain_step: Any = None
         self._plain_kind: type | None = None  # of the scheduler
+        self._members = Members(run.model)
+        self._held: list[nn.Parameter] = []  # by the optimizer, and trained, when all was looked at last
+        self._frozen: list[nn.Parameter] = []
         run.on_close(self._uninstall)
         try:
             more = {} if lr_scheduler is None else {"scheduler": lr_scheduler}
@@ -179,7 +184,6 @@ class Private:
     # --------------------------------------------------------------------------------------------------------
 
     def _step(self, take_step: Callable[[], Any]) -> Any:
-        self.run.stepper.whereabouts.refuse_elsewhere()
         if self._blocks:
             raise LoopMisuse(
                 "optimizer.step() came inside a block of private.outside(); nothing was changed. Call it after the block"
@@ -193,14 +197,18 @@ class Private:
         return None
 
     def _refuse_changed_parameters(self) -> None:
-        known = {id(p) for p in self.run.engine.parameters}
-        in_model = {id(p) for p in self.model.parameters() if p.requires_grad}
-        in_optimizer = {id(p) for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad}
-        if not known == in_model == in_optimizer:
+        held = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
+        same = len(held) == len(self._held) and all(map(is_, held, self._held)) and self._members.unchanged()
+        if same and not any([p.requires_grad for p in self._frozen]):
+            return  # the same objects in the same places, each trained or not as it was
+        trained = {id(p) for p in self.model.parameters() if p.requires_grad}
+        if not {id(p) for p in self.run.engine.parameters} == trained == {id(p) for p in held}:
             raise LoopMisuse(
                 "the trainable parameters of model or optimizer are not those that were attached (one was added, replaced, frozen or unfrozen); "
                 "nothing was changed. Call detach(), make the change, and attach again: the ledger file can be the same"
             )
+        self._held, self._members = held, Members(self.model)
+        self._frozen = [p for p in self.model.parameters() if not p.requires_grad]
 
     def _warn_of_scheduler(self) -> None:
         unknown = self._scheduler is None and getattr(self._plain_step, "_wrapped_by_lr_sched", False)

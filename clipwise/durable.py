@@ -43,8 +43,12 @@ def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Names in a folder are on the disk only when the folder is."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    """Names in a folder are on the disk only when the folder is. Where folders cannot be opened (Windows) the system sees to
+    it."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except PermissionError:
+        return
     try:
         os.fsync(descriptor)
     finally:

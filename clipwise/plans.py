@@ -16,6 +16,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple
 
@@ -162,7 +163,7 @@ class Plan:
     def neighbours(self) -> str:
         return SAMPLING[self.sampling].neighbours
 
-    @property
+    @cached_property
     def context(self) -> Context:
         largest = self.noise_multiplier * self.schedule.largest
         return Context(
@@ -175,7 +176,7 @@ class Plan:
             self.schedule,
         )
 
-    @property
+    @cached_property
     def side_queries(self) -> tuple[SideQuery, ...]:
         return self.method.side_queries(self.context)
 
@@ -183,11 +184,23 @@ class Plan:
     def steps_per_epoch(self) -> int:
         return _batches_of_a_pass(self.sample_rate)
 
+    @cached_property
+    def constant(self) -> bool:
+        """Whether every step has the same noise, and so costs the same."""
+        return type(self.method).noise_factor is Method.noise_factor and self.schedule.kind == "constant"
+
+    @cached_property
+    def _first(self) -> tuple[Shares, Event]:
+        return self._shares(0), self._event(0)
+
     def total(self, step: int) -> float:
         """The noise multiplier of everything that this step releases."""
         return self.noise_multiplier * _factor(self.method, self.schedule, self.context, step)
 
     def shares(self, step: int) -> Shares:
+        return self._first[0] if self.constant else self._shares(step)
+
+    def _shares(self, step: int) -> Shares:
         total, sides = self.total(step), self.side_queries
         if not self.method.sound:  # no split of the noise would make it private
             return Shares(total, total, sides)
@@ -195,11 +208,14 @@ class Plan:
 
     def event(self, step: int) -> Event:
         """What this step costs, known before it is taken: without bound for a method without a valid guarantee."""
+        return self._first[1] if self.constant else self._event(step)
+
+    def _event(self, step: int) -> Event:
         return SAMPLING[self.sampling].event(self.sample_rate, self.total(step) if self.method.sound else 0.0)
 
     def coming(self, first: int, count: int) -> list[Event]:
         """The cost of so many steps from the first on, equal neighbours as one."""
-        if type(self.method).noise_factor is Method.noise_factor and self.schedule.kind == "constant":
+        if self.constant:
             return [SAMPLING[self.sampling].event(self.sample_rate, self.event(first).noise_multiplier, count)]
         return [self.event(first + i) for i in range(count)]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -42,10 +43,16 @@ def seed_all(seed: int) -> None:
 
 
 def drawn_since(seed: int) -> set[str]:
-    """Which of the generators have been drawn from since `seed_all(seed)`. They are as after it, then."""
+    """Which of the generators have been drawn from since `seed_all(seed)`."""
     now = _states()
-    seed_all(seed)
-    return {name for name, state in _states().items() if state != now[name]}
+    return {name for name, state in _seeded(seed, torch.cuda.is_initialized()).items() if state != now[name]}
+
+
+@lru_cache(maxsize=8)  # a look at a model asks for one to three seeds, again and again
+def _seeded(seed: int, cuda: bool) -> dict[str, Any]:  # noqa: ARG001
+    with held():
+        seed_all(seed)
+        return _states()
 
 
 def _states() -> dict[str, Any]:

@@ -137,5 +137,5 @@ def with_what_is_left(plan: Plan, mechanism: Mechanism, facts: Facts, book: AnyL
         book.close()
         raise BudgetExhausted(
             f"the {left} steps that are left do not fit into epsilon={plan.target_epsilon:g} any more ({error}); state a larger "
-            "epsilon, or take the weights as they are"
+            "epsilon, or end the run with the weights as they are (clipwise resume --finish, or fit(finish=True))"
         ) from error

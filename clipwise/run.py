@@ -28,7 +28,8 @@ from torch.utils.data import DataLoader
 from clipwise import __version__, guards, plans, validate
 from clipwise.accounting import AnyLedger, Epsilon, Event, FollowedLedger, Ledger, StepEvent, epsilon, trade_off, within
 from clipwise.accounting.followed import as_seen
-from clipwise.checkpoint import Checkpoints
+from clipwise.accounting.ledger import block_of
+from clipwise.checkpoint import Checkpoints, refuse_unkeepable
 from clipwise.facts import cost_of_groups, counted, noise_path, planned_releases, public_facts
 from clipwise.keystream import Key
 from clipwise.mechanism import Mechanism, Performance, chosen
@@ -68,6 +69,7 @@ class Run:
         ledger: str | Path | None = None,
         earlier: Sequence[str | Path] = (),
         resume: str | Path | None = None,
+        finish: bool = False,
         before: Before | None = None,
         follows: Run | None = None,
         prepared: Sequence[Event] = (),
@@ -78,17 +80,16 @@ class Run:
         """`mechanism` and `performance`, or their options by name (see `attach`). `before` says what is measured in this budget
         before training, in a run of its own that was closed, which the training `follows` (or, with `resume`, has followed).
         `prepared` was charged already, to prepare the records; `after` holds the noise multipliers of releases on all records
-        that follow the last step. `notify` hears what a user should know. With `resume`, all parts are there only after `restore`."""
+        that follow the last step (`finish`: there is none to come). `notify` hears what a user should know. With `resume`, all
+        parts are there only after `restore`."""
         mechanism, performance = chosen(mechanism, performance, options)
         self.mechanism, self.performance, wrapper, model = mechanism, performance, model, unwrapped(model)
         parameters = guards.trainable_parameters(model, optimizer)
         self.world = World.here(next(iter(parameters.values())).device)
-        facts = _facts(loader, parameters, optimizer, after)
-        self.model = model
-        self._notes: list[str] = []
+        self.model, facts = model, _facts(loader, parameters, optimizer, after)
+        self._notes, self._kept_in = list[str](), set[Path]()
         self.automatic: list[str] = []  # what was found or chosen by rule, in words for the statement
         self.resumed, self._prepared = resume is not None, tuple(prepared)
-        self._kept_in: set[Path] = set()
         engine = self._engine(parameters, loss_reduction, loss_declared, notify)
         collated = check_collate(loader, pad_to=pad_to) if mechanism.private else None
         self._measures = before is not None and follows is None and resume is None
@@ -107,7 +108,7 @@ class Run:
         self._ledger_path = ledger
         self._goes_on = not _same(book.events(), _of_this_run(plan, measured=not self._measures))  # older charges count
         with _or_let_go(book, ledger if new else None):
-            if self._saved is not None and book.stream == book.segment:  # steps are redone with other noise
+            if self._saved is not None and not finish and book.stream == book.segment:  # redone with other noise
                 plan = with_what_is_left(plan, mechanism, self.facts, book, self._saved.step)
             self._assemble(plan, engine, book, optimizer, loader, collated, groups)
         self.parts = RunState(model=model, optimizer=optimizer, step=StepState(self.stepper), generators=Generators())
@@ -256,6 +257,10 @@ class Run:
             ):  # the generators that were kept are the leader's: dropout is to differ between processes
                 torch.manual_seed(torch.initial_seed() + self.world.rank)
 
+    def refuse_unkeepable(self) -> None:
+        """Names a part whose state a checkpoint cannot hold, before the run relies on one."""
+        refuse_unkeepable(self.parts.save())
+
     def save(self, folder: str | Path) -> Path:
         """Keep the run's state; `resume=folder` goes on from there. Between two logical steps only."""
         if self.stepper.waits or self.stepper.unfinished:
@@ -332,9 +337,22 @@ class Run:
                     private_step(self.stepper, batches, loss=loss)
                     yield
             except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-                if not _out_of_memory(error) or not self.batches.halve(self.stepper.rows):
+                # Of several processes each halves its own: with a seed the ledger must hear of it, and only one of them writes.
+                may = self._fingerprint is None or self.world.size == 1
+                if not _out_of_memory(error) or not may or not self.batches.halve(self.stepper.rows):
                     raise
                 self.stepper.drop()
+                self._leave_the_plan()
+
+    def _leave_the_plan(self) -> None:
+        """From now on sums are added up in other parts, and differ by rounding: a redo with the same noise would not be the same
+        release. So what follows stands in a segment without a plan, after which the ledger lets nothing be redone: a run that
+        goes on from here, or from before, draws noise of its own and is charged again."""
+        if self._fingerprint is None or self._ledger_path is None or not self.plan.private:
+            return
+        self.ledger.close()
+        book = Ledger.open(self._ledger_path, run=public_facts(self.plan), block=block_of(self.plan.steps))
+        self.stepper.ledger, self._fingerprint = book, None
 
     def __enter__(self) -> Self:
         """For a loop of one's own: a run that goes on is loaded, and the model records from here to the end of the block."""

@@ -226,7 +226,8 @@ def clip_and_sum(
 def charge(plan: Plan, state: State, ledger: AnyLedger) -> None:
     """The step on record, before its noise exists."""
     upcoming = plan.steps_per_epoch if plan.steps is None else max(1, plan.steps - state.step)
-    ledger.charge(state.step, plan.event(state.step), upcoming=upcoming, later=plan.event)
+    later = None if plan.constant else plan.event
+    ledger.charge(state.step, plan.event(state.step), upcoming=upcoming, later=later)
 
 
 def add_noise(plan: Plan, state: State, partial: Partial, noise: Noise) -> Released:

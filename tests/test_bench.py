@@ -307,3 +307,34 @@ def test_methods_are_not_compared_with_peers():
     result = CliRunner().invoke(app, ["bench", "--methods", "--against", "opacus"])
     assert result.exit_code == 2
     assert "against" in result.stderr
+
+
+def test_checks_are_clocked_once_and_given_back(monkeypatch):
+    from clipwise.lab.bench import checks
+    from clipwise.norms.watch import Watch
+
+    plain = Watch.check
+    monkeypatch.setattr(checks, "RUNS", 1)
+    (row,) = checks.measure(["tiny-b32"], lambda *_: None, steps=4).rows
+    assert Watch.check is plain
+    assert set(row["share_by_kind"]) >= {
+        "collate",
+        "model",
+        "loss",
+        "state",
+        "p.grad",
+        "parameters",
+        "process",
+        "precision",
+    }
+    assert all(value > 0 for kind, value in row["later_us_by_kind"].items() if kind not in ("collate", "loop"))
+    assert row["share"] == pytest.approx(sum(row["share_by_kind"].values()))
+    clock = checks.Clock()
+    clock.now = iter([0.0, 1.0]).__next__  # the outermost alone asks for the time
+    clock.around("outer", clock.around("inner", lambda: None))()
+    assert clock.read() == {"outer": 1.0}
+
+
+def test_bad_arguments_of_bench_checks():
+    assert run("bench", "checks", "--rounds", 3).exit_code == 2
+    assert run("bench", "checks", "--models", "nonsense").exit_code == 2

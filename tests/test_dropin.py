@@ -890,3 +890,22 @@ def test_an_old_ledger_is_named_where_it_leaves_no_room(tmp_path):
     again = attach(ledger=path, epsilon=1.0, noise_multiplier=...)
     with pytest.raises(BudgetExhausted, match="charges of earlier runs"):
         train(again)
+
+
+def test_a_frozen_parameter_that_begins_to_train_is_refused_though_the_optimizer_does_not_hold_it():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(torch.randn(40, 4), torch.arange(40) % 2), batch_size=10)
+    private = clipwise.attach(model, optimizer, loader, noise_multiplier=1.0)
+    batches = iter(private.loader)
+    for step in range(3):
+        optimizer.zero_grad()
+        x, y = next(batches)
+        nn.functional.cross_entropy(model(x), y).backward()
+        if step < 2:
+            optimizer.step()
+    model[0].bias.requires_grad_(True)
+    with pytest.raises(LoopMisuse, match="frozen or unfrozen"):
+        optimizer.step()
+    private.detach()

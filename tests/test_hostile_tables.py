@@ -100,6 +100,9 @@ def test_a_number_to_predict_needs_a_range_that_is_public_or_paid_for(tmp_path):
     words = {"label": "price", "regression": True, "test_fraction": 0.0}
     with pytest.raises(BadArgument, match=r"--range price=LOW:HIGH, learn it.*--public-ranges price"):
         load(path, **words)
+    gap = text(tmp_path / "b.csv", table({"a": NUMBER, "price": lambda n: "" if n == 3 else str(n)}))
+    with pytest.raises(BadArgument, match="labels that are missing or not finite; take such records out"):
+        load(gap, **words, ranges={"price": [0.0, 400.0]})
     stated = load(path, **words, ranges={"price": [0.0, 400.0]})
     assert stated.numbers
     assert sorted(stated.train.tensors[1][:, 0].tolist())[:2] == pytest.approx([-1, -0.9475])

@@ -48,6 +48,7 @@ LAYERS = (
 )
 LAYER = {room: number for number, rooms in enumerate(LAYERS) for room in rooms}
 SHARED = {
+    "durable",
     "types",
     "validate",
     "keystream",

@@ -282,6 +282,164 @@ def test_out_of_memory_halves_the_batch_and_redoes_it(tmp_path):
         train(0, tmp_path / "c")
 
 
+@pytest.mark.parametrize("die_at", [5, 7])  # the last state was kept before the batch was halved, or after
+def test_a_run_that_halved_its_batches_is_not_redone_with_the_same_noise(die_at, tmp_path):
+    """Its sums differ by rounding from those of a redo in whole batches: the same noise on both would be two releases."""
+
+    class GreedyOnce(nn.Module):
+        calls = 0
+
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(4, 2)
+
+        def forward(self, x):
+            if self.training and torch.is_grad_enabled():
+                GreedyOnce.calls += len(x) > 3  # the engine's own look has fewer rows
+                if GreedyOnce.calls == 5:
+                    raise torch.OutOfMemoryError("CUDA out of memory")
+            return self.inner(x)
+
+    torch.manual_seed(0)
+    die(tmp_path, die_at, model=GreedyOnce())
+    assert GreedyOnce.calls >= 5
+    before = charged(tmp_path)
+    torch.manual_seed(0)
+    found = run(tmp_path, resume=True, model=GreedyOnce())
+    book = Ledger.read(tmp_path / "ledger.jsonl").book
+    assert book.current.stream == book.current.number == 2
+    assert charged(tmp_path) == before + 10 - 2 * ((die_at - 1) // 2)  # all that follows the last kept state, again
+    assert found.steps == charged(tmp_path)
+
+
+@pytest.mark.parametrize("seed", [7, None])
+def test_a_run_is_ended_with_the_weights_as_they_are(seed, tmp_path):
+    """Also where the budget holds no more steps."""
+    die(tmp_path, 7, seed=seed)
+    saved, before = Checkpoints(tmp_path / "kept").newest(), charged(tmp_path)
+    done = run(tmp_path, resume=True, finish=True, seed=seed)
+    assert torch.equal(weights(done), torch.cat([x.flatten() for x in saved.state["model"].values()]))
+    assert charged(tmp_path) == done.steps == before  # nothing was given back, nothing more was charged
+    book = Ledger.read(tmp_path / "ledger.jsonl")
+    assert book.closed
+    assert done.epsilon == book.epsilon(1e-4, "rdp").value
+    assert done.history[-1]["step"] == 6
+    assert done.history[-1]["accuracy"] == done.accuracy
+    assert "ended after 6 of 10 planned steps" in done.statement.to_markdown()
+
+
+def test_only_a_run_that_was_kept_can_be_ended(tmp_path):
+    with pytest.raises(BadArgument, match="finish=True ends a run that was kept"):
+        run(tmp_path, finish=True)
+
+
+class CountReleased:
+    """A release after training, as `fairness` makes them: charged, then noised."""
+
+    name, noise_multiplier = "count", 5.0
+
+    def release(self, trained):
+        trained.ledger.charge(trained.step, trained.event, note={"release": self.name})
+        (noised,) = trained.noise.add(
+            [torch.tensor([float(len(trained.train))])], trained.event.noise_multiplier, step=trained.step
+        )
+        return float(noised)
+
+
+@pytest.mark.parametrize("seed", [7, None])
+def test_a_run_killed_while_it_releases_what_follows_training(seed, tmp_path, monkeypatch):
+    """It goes on after its last step: the release is made again, bit for bit and charged once, or charged again."""
+    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
+    options = {"seed": seed, "after": [CountReleased()], "epsilon": 3.0}
+    whole = run(tmp_path / "a", **options)
+    release = CountReleased.release
+
+    def killed(self, trained):
+        release(self, trained)
+        raise Killed
+
+    monkeypatch.setattr(CountReleased, "release", killed)
+    die(tmp_path / "b", None, **options)
+    monkeypatch.undo()
+    if seed is None:  # two releases do not fit into what one was planned for
+        with pytest.raises(BudgetExhausted, match="releases that follow the last step were charged before"):
+            run(tmp_path / "b", resume=True, **options)
+        done = run(tmp_path / "b", resume=True, finish=True, **options)
+        assert done.released == {}
+        assert done.epsilon <= 3.0
+    else:
+        done = run(tmp_path / "b", resume=True, **options)
+        assert done.released == whole.released
+        assert done.epsilon == whole.epsilon
+        assert charged(tmp_path / "b") == charged(tmp_path / "a") == 11
+
+
+def test_another_runs_checkpoints_in_the_folder_are_refused(tmp_path):
+    """They would be taken for this run's own when it goes on."""
+    die(tmp_path, 5)
+    (tmp_path / "other").mkdir()
+    with pytest.raises(BadArgument, match="holds the state of another run"):
+        clipwise.fit(
+            network(),
+            TensorDataset(*DATA.tensors[:2]),
+            ledger=tmp_path / "other" / "ledger.jsonl",
+            checkpoints=Keeping(tmp_path / "kept", every_steps=2),
+            noise_multiplier=1.0,
+            **PLAN,
+        )
+    assert charged(tmp_path / "other") == 0
+    assert run(tmp_path, resume=True).steps == 10  # what was kept is still there
+
+
+OPTIMIZERS = sorted(
+    name
+    for name, kind in vars(torch.optim).items()
+    if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
+)
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "Optimizer"])
+def test_every_optimizer_of_torch_is_kept_or_refused_before_training(name, tmp_path):
+    kind = getattr(torch.optim, name)
+
+    def make(parameters):
+        return kind([p for p in parameters if p.dim() > 1] if name == "Muon" else parameters, lr=0.01)
+
+    def model():
+        torch.manual_seed(0)
+        return nn.Linear(4, 2, bias=name != "Muon")
+
+    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
+    if name in ("LBFGS", "SparseAdam"):
+        with pytest.raises(clipwise.Unsupported, match=name):
+            run(tmp_path / "a", model=model(), optimizer=make)
+        assert not (tmp_path / "a" / "ledger.jsonl").exists()
+        return
+    whole = run(tmp_path / "a", model=model(), optimizer=make)
+    die(tmp_path / "b", 3, model=model(), optimizer=make)
+    assert torch.equal(weights(whole), weights(run(tmp_path / "b", resume=True, model=model(), optimizer=make)))
+
+
+def test_an_optimizer_whose_state_cannot_be_kept_is_named_at_its_first_step(tmp_path):
+    class Odd(torch.optim.SGD):
+        def step(self, closure=None):
+            super().step(closure)
+            for p in self.param_groups[0]["params"]:
+                self.state[p]["odd"] = object()
+
+    with pytest.raises(BadArgument, match=r"optimizer.*odd holds a object, which a checkpoint cannot keep"):
+        clipwise.fit(
+            network(),
+            TensorDataset(*DATA.tensors[:2]),
+            optimizer=lambda parameters: Odd(parameters, lr=0.1),
+            ledger=tmp_path / "ledger.jsonl",
+            checkpoints=tmp_path / "kept",  # every five minutes
+            noise_multiplier=1.0,
+            **PLAN,
+        )
+    assert charged(tmp_path) == 1
+
+
 # The drop-in
 
 

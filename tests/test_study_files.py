@@ -10,9 +10,10 @@ from typer.testing import CliRunner
 
 from clipwise.cli import app
 from clipwise.clipping import METHODS, make_method
-from clipwise.lab.study import make_study, read_study
+from clipwise.lab.study import located, make_study, read_study
 
-FILES = sorted((Path(__file__).parent.parent / "studies").glob("*.toml"))
+ROOT = Path(__file__).parent.parent
+FILES = sorted((ROOT / "clipwise" / "lab" / "study" / "files").glob("*.toml"))
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
@@ -41,15 +42,15 @@ def test_each_file_says_what_it_is(file):
 
 
 def test_the_file_in_the_docs_is_one():
-    page = (FILES[0].parent.parent / "docs" / "studies.md").read_text()
+    page = (ROOT / "docs" / "studies.md").read_text()
     (block,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     whole = make_study(tomllib.loads(block), Path("docs.toml"), check=False)
     assert (len(whole.trials), whole.picture) == (6 + 3, "threshold")
     assert len(make_study(tomllib.loads(block), Path("docs.toml"), quick=True, check=False).trials) == 1
 
 
-def test_the_list(monkeypatch):
-    monkeypatch.chdir(FILES[0].parent.parent)
+def test_the_list(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)  # the files come with the package: from any folder
     result = CliRunner().invoke(app, ["study", "--list", "--json"])
     assert result.exit_code == 0, result.output
     found = {Path(row["file"]).stem: row for row in json.loads(result.stdout)}
@@ -57,7 +58,20 @@ def test_the_list(monkeypatch):
     assert found["mnist_epsilons"]["runs"] == 16 * (4 + 2) + 3
     assert "Table V" in found["mnist_epsilons"]["source"]
     shown = CliRunner().invoke(app, ["study", "--list"]).stdout
-    assert all(file.name in shown for file in FILES)
-    for words in (["study"], ["study", "--list", "docs/methods"]):
+    assert all(file.stem in shown for file in FILES)
+    for words in (["study"], ["study", "--list", "."], ["study", "no_such_study"]):
         refused = CliRunner().invoke(app, words)
         assert refused.exit_code == 2
+
+
+def test_a_name_is_enough_and_a_file_of_ones_own_comes_first(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert read_study(Path("quick"), check=False).name == "quick"
+    assert located(Path("quick")) == FILES[0].parent / "quick.toml"
+    for own in ("quick", "quick.toml", "sub/quick"):
+        file = tmp_path / own
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("")
+        assert located(Path(own)) == Path(own)
+        file.unlink()
+    assert (ROOT / "studies" / "quick.toml").samefile(FILES[0].parent / "quick.toml")  # as docs and results name them

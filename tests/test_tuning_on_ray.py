@@ -12,6 +12,7 @@ import pytest
 import clipwise
 from clipwise.accounting import Ledger, epsilon
 from clipwise.lab.tuning.executors import get_executor
+from clipwise.lab.tuning.record import AGAIN, ON
 from clipwise.lab.tuning.trial import Spec, run_trial
 from clipwise.types import BadArgument
 
@@ -55,18 +56,18 @@ def test_workers_of_ray_are_killed_in_the_middle(tmp_path):
     assert killed == {"0": False, "1": False}, "one before it left figures, one after"
     lines = [json.loads(line) for line in (tmp_path / "out" / "search.jsonl").read_text().splitlines()]
     events = {name: [line["event"] for line in lines if line["id"] == name] for name in ("0", "1")}
-    assert events["0"] == ["started", "killed before anything was seen; runs again", "started", "ended"]
-    assert events["1"] == ["started", "failed, and charged"]
-    # Charged once each: the first in full, the second as far as it came, and together within what was planned.
+    assert events["0"][1] in (AGAIN, ON)  # there was a checkpoint by then, or there was none
+    assert events["1"][1] == ON  # with a seed nothing of it is charged twice
+    assert all([first, *rest] == ["started", "started", "ended"] for first, _, *rest in events.values())
+    # Charged once each, and together within what was planned.
     ledgers = [Ledger.read(trials / run / "ledger.jsonl").events() for run in ("0", "1")]
     steps = [sum(event.count for event in each) for each in ledgers]
-    assert steps[0] == tuned.result["steps"] >= steps[1] > 0
+    assert steps[0] == steps[1] == tuned.result["steps"]
     assert epsilon([event for each in ledgers for event in each], tuned.plan.delta).value <= tuned.plan.epsilon_total
-    assert tuned.chosen == {"lr": 0.1}
     # The same trial as anywhere else: the run of its options and seed, in this process, gives the same model.
     here = Spec.read(_spec(tmp_path, trials / "0" / "config.toml"))
     run_trial(here)
-    weights = [Path(folder) / "model.safetensors" for folder in (here.out, trials / "0", tmp_path / "out")]
+    weights = [Path(folder) / "model.safetensors" for folder in (here.out, trials / "0")]
     assert len({file.read_bytes() for file in weights}) == 1
 
 

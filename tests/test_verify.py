@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import clipwise
-from clipwise.accounting import Ledger
+from clipwise.accounting import Ledger, chain
 from clipwise.cli import app
 from clipwise.training.verify import NotVerified, RunTampered
 from clipwise.types import BadArgument, ClipwiseError
@@ -128,7 +128,7 @@ def forge_close(folder, **facts):
     path = folder / "ledger.jsonl"
     cut_end(folder)
     ledger = Ledger.read(path)
-    last = ledger._seal({"kind": "close", "steps": 6, "facts": facts}, ledger.head)
+    last = chain.seal({"kind": "close", "steps": 6, "facts": facts}, ledger.head, None)
     path.write_bytes(path.read_bytes() + last + b"\n")
 
 

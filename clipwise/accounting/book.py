@@ -27,8 +27,8 @@ from clipwise.types import ClipwiseError
 
 SCHEMA = 2  # of the lines; a change that older versions cannot read counts it up
 LARGEST_NOISE = 1e6  # beyond this a multiplier is a typing error or an attack, not a training run
-_KINDS: dict[str, type[Event]] = {"poisson": StepEvent, "fixed-size": FixedSizeEvent}
-_NAMES = {kind: name for name, kind in _KINDS.items()}
+KINDS: dict[str, type[Event]] = {"poisson": StepEvent, "fixed-size": FixedSizeEvent}
+_NAMES = {kind: name for name, kind in KINDS.items()}
 _COST = {"sample_rate", "noise_multiplier"}
 _FIELDS: dict[int, dict[str, set[str]]] = {
     1: {
@@ -71,7 +71,7 @@ class Cost(NamedTuple):
         return cls(_NAMES[type(event)], event.sample_rate, event.noise_multiplier)
 
     def event(self, count: int = 1) -> Event:
-        return _KINDS[self.sampling](self.sample_rate, self.noise_multiplier, count)
+        return KINDS[self.sampling](self.sample_rate, self.noise_multiplier, count)
 
     def covers(self, other: Cost) -> bool:
         """Whether a step that was reserved at this cost is paid for at the other: with as much noise, or more."""
@@ -343,7 +343,7 @@ def _from(runs: Iterable[Run], step: int) -> list[Run]:
 def read_cost(values: Sequence[Any]) -> Cost:
     """[sampling, rate, noise] as a cost, or an error that says which of them is impossible."""
     sampling, rate, noise = values
-    kind = _KINDS.get(validate.choice("sampling", sampling, _KINDS), StepEvent)
+    kind = KINDS.get(validate.choice("sampling", sampling, KINDS), StepEvent)
     cost = Cost.of(kind(rate, noise))
     if cost.noise_multiplier > LARGEST_NOISE:
         raise LedgerTampered(f"has noise_multiplier={cost.noise_multiplier!r}, above {LARGEST_NOISE:g}")

@@ -28,28 +28,29 @@ rewrite, and a `head` kept elsewhere (`must_contain`) finds lines cut off the en
 kept in a file beside it (.NAME.head) as well, so that a ledger that lost its end by accident is found by itself.
 
 One process writes, and one handle in it: a lock keeps others out, a forked child cannot write, and a handle that the
-same process opens later takes over from the earlier one, which is closed.
+same process opens later takes over from the earlier one, which is closed. `chain.py` seals the lines, `ledger_file.py`
+holds the file.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import json
-import math
 import os
 import re
 import secrets
 import threading
-import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
+
+import numpy as np
 
 from clipwise import validate
+from clipwise.accounting import chain
 from clipwise.accounting.book import (
+    KINDS,
     LARGEST_NOISE,
     SCHEMA,
     Book,
@@ -61,22 +62,15 @@ from clipwise.accounting.book import (
     read_step,
 )
 from clipwise.accounting.bound import Epsilon, epsilon
-from clipwise.accounting.coarsen import coarsen
-from clipwise.accounting.events import Event, FixedSizeEvent, StepEvent
+from clipwise.accounting.coarsen import MOST_LEVELS, scheduled
+from clipwise.accounting.events import Event
+from clipwise.accounting.ledger_file import LedgerExists, LedgerFile, Unusable, head_file, note_head, noted_head
+from clipwise.durable import sync
 from clipwise.files import open_ordinary
 from clipwise.types import BadArgument
 
-try:
-    import fcntl
-except ImportError:  # not a POSIX system: no lock between processes
-    fcntl = None  # type: ignore[assignment]
-
 __all__ = ["Ledger", "LedgerError", "LedgerExists", "LedgerRollback", "LedgerTampered", "block_of"]
 
-_GENESIS = "0" * 64  # `prev` of the first line
-_SEAL = re.compile(rb'(?:,"mac":"([0-9a-f]{64})")?,"sum":"([0-9a-f]{64})"\}\Z')
-_SEAL_LENGTH = 147  # with a mac
-_LONGEST_LINE = 1 << 20  # bytes; facts, and the lines below, stay far under it, and a reader needs a bound
 _RUNS_A_LINE = 1000  # of unequal steps, about 25 bytes each
 _UNPLANNED_BLOCK = 32  # steps reserved at once where nobody knows how many are to come
 # At 4 ms an fsync (the median on the build machine's disk; 1 to 5 ms seen) 1,024 steps to a reservation leave 4
@@ -84,14 +78,11 @@ _UNPLANNED_BLOCK = 32  # steps reserved at once where nobody knows how many are 
 _LARGEST_BLOCK = 1024
 
 
-class LedgerExists(LedgerError):
-    """`create` found a file of that name."""
-
-
 def block_of(planned: int | None) -> int:
     """How many steps to reserve at once: 1 % of those planned, so that a kill overcharges by no more (but one at least).
 
-    A short run pays up to a hundred fsyncs for that in all; a long one reserves 1,024 steps at most.
+    A short run pays up to a hundred fsyncs for that in all; a long one reserves 1,024 steps at most. Fewer would charge a
+    kill more than that 1 %; `fdatasync`, and a file of its full size from the start, took as long (4.1 ms each).
     """
     if planned is None:
         return _UNPLANNED_BLOCK
@@ -110,9 +101,9 @@ class Ledger:
         self._book = Book()
         # Steps taken that are on no line yet: runs of equal ones, each with the number of steps up to its end.
         self._pending: list[tuple[Cost, int]] = []
-        self._head = _GENESIS
+        self._head = chain.GENESIS
         self._end = 0  # offset of the first byte after the last good line
-        self._handle: _Handle | None = None
+        self._file: LedgerFile | None = None
         self._lock = threading.RLock()
         self._busy = False
         self._pid = os.getpid()
@@ -139,15 +130,15 @@ class Ledger:
         block: steps to reserve at once, see `block_of`.
         """
         ledger = cls(Path(path), hmac_key=hmac_key, block=block)
-        ledger._acquire(os.O_CREAT | os.O_EXCL)
+        ledger._file = LedgerFile(ledger, Path(path), create=True)
         try:
-            _beside(Path(path)).unlink(missing_ok=True)  # of a ledger that was deleted
+            head_file(Path(path)).unlink(missing_ok=True)  # of a ledger that was deleted
             ledger._begin(secrets.token_hex(16), run, plan_fingerprint, None, after)
-            _sync_directory(Path(path).absolute().parent)
+            sync(Path(path).absolute().parent)
         except BaseException as error:
             ledger._release()
             Path(path).unlink()  # no step was charged to it
-            _beside(Path(path)).unlink(missing_ok=True)
+            head_file(Path(path)).unlink(missing_ok=True)
             if isinstance(error, OSError):
                 raise LedgerError(f"cannot make {path} durable: {error}") from error
             raise
@@ -170,18 +161,19 @@ class Ledger:
 
         resumes: the (step, state) of a `mark` that this segment begins from. If an earlier segment of the same
             plan_fingerprint holds that mark, this one redoes its steps: it *must* draw the noise of `stream`, and what
-            was charged is not charged again. If not, the segment has a stream of its own and is charged in full.
+            was charged is not charged again. If not, or if the last segment had another plan or none (a run that had to add
+            up its sums otherwise), the segment has a stream of its own and is charged in full.
         """
         if resumes is not None and plan_fingerprint is None:
             raise BadArgument("resumes: without plan_fingerprint nothing can be redone bit for bit; leave resumes out")
         ledger = cls(Path(path), hmac_key=hmac_key, block=block)
-        ledger._acquire(0)
+        file = ledger._file = LedgerFile(ledger, Path(path))
         try:
             ledger._load(must_contain)
             book = ledger._book
             if book.sealed and hmac_key is None:
                 raise LedgerError(f"{path} is sealed with an HMAC key; give hmac_key to go on with it")
-            os.ftruncate(ledger._descriptor(), ledger._end)  # a torn last line, if any
+            file.cut(ledger._end)  # a torn last line, if any
             facts = book.current.run if run is None else run
             mark = None if resumes is None else Mark(read_step("resumes", resumes[0]), resumes[1])
             ledger._begin(book.run_id, facts, plan_fingerprint, mark, after)
@@ -273,7 +265,21 @@ class Ledger:
         return [cost.event(count) for cost, count in sorted(charged.items(), key=_poisson_first)]
 
     def epsilon(self, delta: float, accountant: str = "best") -> Epsilon:
-        return epsilon(self.events(), delta, accountant)
+        return epsilon(self._few_events(), delta, accountant)
+
+    def _few_events(self) -> list[Event]:
+        """As `events`, or a few hundred levels of noise that dominate a great many (coarsen.py): those are slow to make."""
+        charged = self._book.charges(reserved=not self._writable, pending=self._runs())
+        if len(charged) <= MOST_LEVELS:
+            return self.events()
+        levels: defaultdict[tuple[str, float], list[tuple[float, int]]] = defaultdict(list)
+        for (sampling, rate, noise), count in charged.items():
+            levels[sampling, rate].append((noise, count))
+        found: list[Event] = []
+        for (sampling, rate), pairs in sorted(levels.items()):
+            noises, counts = zip(*pairs, strict=True)
+            found += scheduled(KINDS[sampling], rate, np.array(noises), counts)
+        return found
 
     # What it does
 
@@ -303,7 +309,7 @@ class Ledger:
                 raise LedgerError(
                     f"this segment {error}; resume without plan_fingerprint to be charged anew"
                 ) from error
-            facts = None if note is None else _public("note", note)
+            facts = None if note is None else chain.public("note", note)
             if not self._covers(cost):
                 self._reserve(step, event, upcoming, later)
             if facts is not None:
@@ -337,7 +343,7 @@ class Ledger:
             self._writable = False
             self._release()
             return
-        said = _public("facts", facts or {})
+        said = chain.public("facts", facts or {})
         with self._turn():
             try:
                 if self._writable:
@@ -439,8 +445,10 @@ class Ledger:
     ) -> None:
         if plan is not None and not (isinstance(plan, str) and plan):
             raise BadArgument(f"plan_fingerprint={plan!r} is not a fingerprint; give a non-empty string, or None")
-        facts, book = _public("run", run), self._book
-        replayed = None if resumes is None or plan is None else book.marked(resumes, plan)
+        facts, book = chain.public("run", run), self._book
+        replayed = None
+        if resumes is not None and plan is not None and book.current.plan == plan:  # else it was left since: `open`
+            replayed = book.marked(resumes, plan)
         record = {
             "kind": "open",
             "schema": SCHEMA,
@@ -461,25 +469,22 @@ class Ledger:
             raise BadArgument(
                 f"after: {self._path} is this run's own ledger, whose charges count already; leave it out"
             )
-        few = [
-            e for kind in (StepEvent, FixedSizeEvent) for e in coarsen([x for x in self.events() if type(x) is kind])
-        ]
-        charges = [[*Cost.of(event), event.count] for event in few]
+        charges = [[*Cost.of(event), event.count] for event in self._few_events()]
         return {"run_id": self.run_id, "head": self.head, "charges": charges}
 
     def _append(self, records: Sequence[dict[str, Any]], *, durable: bool) -> None:
         """Write lines, all or none. The lines that `_settled` gave must be among them: nothing is pending then."""
         head, data = self._head, b""
         for record in records:
-            line = self._seal(record, head)
-            head, data = hashlib.sha256(line).hexdigest(), data + line + b"\n"
+            line = chain.seal(record, head, self._key)
+            head, data = chain.digest(line), data + line + b"\n"
         written = self._path is None
         try:
             if self._path is not None:
                 self._write(data, durable=durable)
                 written = True
                 if durable:
-                    _witness(self._path, head)
+                    note_head(self._path, head)
             # The reader's rules count what is written, so that writer and reader cannot drift apart.
             for record in records:
                 self._book.enter(record, sealed=self._key is not None)
@@ -491,37 +496,14 @@ class Ledger:
             raise
 
     def _write(self, data: bytes, *, durable: bool) -> None:
-        file = self._descriptor()
+        if self._file is None:
+            raise LedgerError(f"{self._path} is not open")
         try:
-            os.lseek(file, self._end, os.SEEK_SET)
-            rest = memoryview(data)
-            while rest:
-                rest = rest[os.write(file, rest) :]
-        except OSError as error:
-            try:
-                os.ftruncate(file, self._end)  # a half line must not stand before the next one
-            except OSError:
-                self._stop(f"{self._path} could not be mended after a failed write; use Ledger.open to go on with it")
-            raise LedgerError(
-                f"cannot write {self._path}: {error}; nothing was charged, no noise may be drawn"
-            ) from error
-        if durable:
-            try:
-                os.fsync(file)
-            except OSError as error:
-                # After a failed fsync the system may forget earlier lines as well: only a fresh look at the file helps.
-                self._stop(f"{self._path} could not be made durable; use Ledger.open to go on with it")
-                raise LedgerError(f"cannot make {self._path} durable: {error}; re-open it before going on") from error
+            self._file.write(data, self._end, durable=durable)
+        except Unusable as error:
+            self._stop(error.why)
+            raise
         self._end += len(data)
-
-    def _seal(self, record: dict[str, Any], head: str) -> bytes:
-        body = json.dumps({**record, "prev": head}, separators=(",", ":"), allow_nan=False)[:-1].encode()
-        if self._key is not None:
-            body += b',"mac":"' + _mac(self._key, body).encode() + b'"'
-        line = body + b',"sum":"' + hashlib.sha256(body).hexdigest().encode() + b'"}'
-        if len(line) >= _LONGEST_LINE:
-            raise BadArgument(f"a {record['kind']} line of {len(line)} bytes is too long; give fewer facts")
-        return line
 
     def _load(self, must_contain: str | None) -> None:
         path = self._path
@@ -531,18 +513,18 @@ class Ledger:
             raise BadArgument(
                 f"must_contain={must_contain!r} is not the SHA-256 of a line, nor 8 digits or more of one"
             )
-        must = [each for each in (must_contain, _witnessed(path)) if each is not None]
+        must = [each for each in (must_contain, noted_head(path)) if each is not None]
         number = 0
         try:
             with os.fdopen(open_ordinary(path), "rb") as file:
                 # What follows the last newline was torn by a crash; the reservation covers it.
-                while (line := file.readline(_LONGEST_LINE)).endswith(b"\n"):
+                while (line := file.readline(chain.LONGEST_LINE)).endswith(b"\n"):
                     number += 1
                     self._enter_line(path, number, line[:-1])
                     must = [each for each in must if not self._head.startswith(each)]
         except OSError as error:
             raise LedgerError(f"cannot read {path}: {error}") from error
-        if len(line) == _LONGEST_LINE:
+        if len(line) == chain.LONGEST_LINE:
             raise LedgerTampered(f"{path}, line {number + 1}: is longer than any line of a ledger")
         if not number:
             raise LedgerTampered(f"{path} holds no complete line; if no step was ever taken, delete it and start anew")
@@ -554,54 +536,23 @@ class Ledger:
 
     def _enter_line(self, path: Path, number: int, line: bytes) -> None:
         try:
-            self._check(line)
+            record, sealed = chain.unseal(line, self._head, self._key)
+            self._book.enter(record, sealed=sealed)
         except (BadArgument, LedgerTampered) as error:
             raise LedgerTampered(f"{path}, line {number}: {error}") from error
-        self._head = hashlib.sha256(line).hexdigest()
+        self._head = chain.digest(line)
         self._end += len(line) + 1
-
-    def _check(self, line: bytes) -> None:
-        seal = _SEAL.search(line, max(0, len(line) - _SEAL_LENGTH))
-        if seal is None:
-            raise LedgerTampered("is not a ledger line")
-        body, (mac, content_sum) = line[: seal.start()], seal.groups()
-        if hashlib.sha256(line[: seal.start(2) - len(b',"sum":"')]).hexdigest().encode() != content_sum:
-            raise LedgerTampered("was edited: its sum does not fit its content")
-        if self._key is not None and not hmac.compare_digest(_mac(self._key, body).encode(), mac or b""):
-            raise LedgerTampered("is not sealed with this HMAC key")
-        try:
-            record = _DECODER.decode((body + b"}").decode())
-        except (ValueError, RecursionError) as error:
-            raise LedgerTampered(f"is not valid JSON ({error})") from error
-        if not isinstance(record, dict) or record.pop("prev", None) != self._head:
-            raise LedgerTampered("does not follow the line before it: a line was removed, repeated, moved or edited")
-        self._book.enter(record, sealed=mac is not None)
-
-    def _acquire(self, extra: int) -> None:
-        try:
-            self._handle = _Handle(self, open_ordinary(str(self._path), os.O_RDWR | extra))
-        except FileExistsError as error:
-            raise LedgerExists(
-                f"{self._path} exists; use Ledger.open to go on with it, or give another path"
-            ) from error
-        except OSError as error:
-            raise LedgerError(f"cannot open {self._path}: {error}") from error
-
-    def _descriptor(self) -> int:
-        if self._handle is None:
-            raise LedgerError(f"{self._path} is not open")
-        return self._handle.file
 
     def _stop(self, why: str) -> None:
         self._writable, self._why_not = False, why
 
     def _release(self) -> None:
         self._writable = False
-        if self._handle is not None:
-            self._handle.release()
-            self._handle = None
+        if self._file is not None:
+            self._file.release()
+            self._file = None
 
-    def _hand_over(self) -> None:
+    def hand_over(self) -> None:
         """To a later handle in this process: a notebook's cell that is run again, say."""
         try:
             self.close()
@@ -611,126 +562,13 @@ class Ledger:
                 "charged stays charged. Use one ledger a run, or end a run (detach, close) before the next begins"
             )
 
-
-class _Handle:
-    """An open, locked file. It goes when it is released, when its ledger is garbage, and in a forked child."""
-
-    def __init__(self, ledger: Ledger, file: int) -> None:
-        self.file = file
-        self._finalizer = weakref.finalize(ledger, _let_go, file, os.getpid())
-        self._finalizer.atexit = False  # the system closes it then
-        about = os.fstat(file)
-        self._name = about.st_dev, about.st_ino
-        if fcntl is not None:
-            try:
-                self._acquire(ledger)
-            except OSError as error:
-                self._finalizer()
-                raise LedgerError(f"{ledger._path} is in use by another process; wait for it or end it") from error
-        _handles[self._name] = ledger
-
-    def _acquire(self, ledger: Ledger) -> None:
-        try:
-            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            holder = _handles.get(self._name)
-            if holder is None or holder is ledger:
-                raise
-            holder._hand_over()
-            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-    def release(self) -> None:
-        self._finalizer()
-
     def drop_in_child(self) -> None:
-        """Close the copy, so that the lock goes with the parent; the parent's own stays as it is."""
-        if self._finalizer.detach() is not None:
-            os.close(self.file)
-
-
-def _let_go(file: int, owner: int) -> None:
-    if fcntl is not None and owner == os.getpid():
-        fcntl.flock(file, fcntl.LOCK_UN)  # also where a child still holds a copy of the descriptor
-    os.close(file)
-
-
-_handles: weakref.WeakValueDictionary[tuple[int, int], Ledger] = weakref.WeakValueDictionary()
-
-
-def _drop_in_child() -> None:
-    for ledger in list(_handles.values()):
-        if ledger._handle is not None:
-            ledger._handle.drop_in_child()
-            ledger._handle = None
-    _handles.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: _drop_in_child())
+        """This is a forked child: its copy of the file is closed, and no more."""
+        if self._file is not None:
+            self._file.drop_in_child()
+            self._file = None
 
 
 def _poisson_first(item: tuple[Cost, int]) -> tuple[Any, ...]:
     cost, _ = item
     return cost.sampling != "poisson", *cost
-
-
-def _mac(key: bytes, body: bytes) -> str:
-    return hmac.new(key, body, hashlib.sha256).hexdigest()
-
-
-def _public(name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of the facts as they will read back, or an error before anything is written."""
-    try:
-        return dict(json.loads(json.dumps(dict(facts), allow_nan=False)))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise BadArgument(
-            f"{name}={facts!r} is not JSON ({error}); give finite numbers, strings, lists and dicts"
-        ) from error
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    return number if math.isfinite(number) else _refuse_constant(text)
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
-
-
-def _witness(ledger: Path, head: str) -> None:
-    """Keep the head of what is on the disk in a file of its own. It need not be durable, nor is it needed: an older head, or
-    none, says less, and nothing wrong."""
-    with suppress(OSError):
-        file = open_ordinary(_beside(ledger), os.O_WRONLY | os.O_CREAT)
-        try:
-            os.pwrite(file, head.encode(), 0)
-        finally:
-            os.close(file)
-
-
-def _witnessed(ledger: Path) -> str | None:
-    try:
-        with os.fdopen(open_ordinary(_beside(ledger)), "rb") as file:
-            head = file.read(64).decode("ascii", "replace")
-    except OSError:
-        return None
-    return head if re.fullmatch("[0-9a-f]{64}", head) else None
-
-
-def _beside(ledger: Path) -> Path:
-    return ledger.with_name(f".{ledger.name}.head")
-
-
-def _sync_directory(folder: Path) -> None:
-    """Make a new file's name durable; where directories cannot be opened (Windows) the system sees to it."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except PermissionError:
-        return
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -27,7 +27,8 @@ def bench(
     what: Annotated[
         str,
         typer.Argument(
-            help="steps: private steps; accounting: how long epsilon takes (of the options, --quick, --markdown and --json)."
+            help="steps: private steps; checks: the part of a run that its checks take (of the options, --models, --quick, --markdown and "
+            "--json); accounting: how long epsilon takes (--quick, --markdown and --json)."
         ),
     ] = "steps",
     methods: Annotated[
@@ -43,13 +44,18 @@ def bench(
     """Time and memory of a private step, as ratios to the plain one; or the time of accounting."""
     from clipwise import validate
 
-    validate.choice("what", what, ("steps", "accounting"))
+    validate.choice("what", what, ("steps", "checks", "accounting"))
     if markdown is not None and not markdown.resolve().parent.is_dir():
         raise BadArgument(f"markdown={str(markdown)!r}: its folder does not exist; make it first")
     if what == "accounting":
         if (against, models, rounds) != (_AGAINST, None, None):
             raise BadArgument("--against, --models and --rounds are for `clipwise bench steps`; leave them out")
         _bench_accounting(quick, markdown, as_json)
+        return
+    if what == "checks":
+        if (against, rounds, methods) != (_AGAINST, None, False):
+            raise BadArgument("--against, --rounds and --methods are for `clipwise bench steps`; leave them out")
+        _bench_checks(models, quick, markdown, as_json)
         return
     if rounds is not None:
         validate.count("rounds", rounds)
@@ -106,6 +112,26 @@ def _bench_accounting(quick: bool, markdown: Path | None, as_json: bool) -> None
         output.print_json(dataclasses.asdict(timings))
     else:
         output.print_table("epsilon by the tight accountants", accounting.COLUMNS, accounting.cells(timings))
+
+
+def _bench_checks(models: str | None, quick: bool, markdown: Path | None, as_json: bool) -> None:
+    import dataclasses
+
+    from clipwise import validate
+    from clipwise.lab.bench import checks
+    from clipwise.lab.bench.workloads import WORKLOADS
+
+    chosen = checks.MODELS[: 2 if quick else None] if models is None else _names("models", models)
+    for name in chosen:
+        validate.choice("models", name, WORKLOADS)
+    with shown(as_json) as show:
+        timings = checks.measure(chosen, show)
+    if markdown is not None:
+        markdown.write_text(checks.markdown(timings, _command()), encoding="utf-8")
+    if as_json:
+        output.print_json(dataclasses.asdict(timings))
+    else:
+        output.print_table("checks of a run", checks.COLUMNS, checks.cells(timings))
 
 
 @contextmanager

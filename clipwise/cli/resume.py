@@ -16,11 +16,14 @@ from clipwise.types import BadArgument
 @together
 def resume(
     run: Annotated[Path, typer.Argument(help="The folder of a run that did not finish.")],
+    finish: Annotated[
+        bool, typer.Option("--finish", help="Take no more steps: end it with the weights of its last checkpoint.")
+    ] = False,
     checkpoint_every: CheckpointEvery = None,
     rescue: Rescue = None,
     as_json: output.JsonOption = False,
 ) -> None:
-    """Go on with a run that was stopped or killed, from its last checkpoint, with its own options and ledger."""
+    """Go on with a run that was stopped or killed, from its last checkpoint, with its own options and ledger; or end it."""
     from clipwise.training.config import make_config, read_config
     from clipwise.training.unfinished import begun
 
@@ -33,5 +36,13 @@ def resume(
     dataset = load_asked(settings)
     network = make_network(settings, dataset)
     run_and_show(
-        folder, settings, dataset, network, resume=True, every=checkpoint_every, rescue=rescue, as_json=as_json
+        folder,
+        settings,
+        dataset,
+        network,
+        resume=True,
+        finish=finish,
+        every=checkpoint_every,
+        rescue=rescue,
+        as_json=as_json,
     )

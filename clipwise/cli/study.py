@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 def study(
     file: Annotated[
-        Path | None, typer.Argument(help="The study, a TOML file; with --list, a folder of them (studies).")
+        Path | None,
+        typer.Argument(help="The study: a name from --list, or a TOML file; with --list, a folder of your own files."),
     ] = None,
     listed: Annotated[bool, typer.Option("--list", help="List the study files, and run nothing.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="The file's short version, in minutes.")] = False,
@@ -37,10 +38,10 @@ def study(
     from clipwise.lab.study import read_study, to_markdown
 
     if listed:
-        _list(file or Path("studies"), as_json)
+        _list(file, as_json)
         return
     if file is None:
-        raise BadArgument("FILE: no study was named; give a TOML file, or see `clipwise study --list`")
+        raise BadArgument("FILE: no study was named; give a name from `clipwise study --list`, or a TOML file")
     made = read_study(file, quick=quick)
     folder = out or Path("runs") / f"study-{made.name}{'-quick' if quick else ''}"
     lines, failures = run_and_tell(made, folder, jobs)
@@ -97,26 +98,29 @@ def some_failed(made: Study, failures: list[Outcome]) -> ClipwiseError:
     )
 
 
-def _list(folder: Path, as_json: bool) -> None:
+def _list(own: Path | None, as_json: bool) -> None:
     """What each file compares with, what differs, how many runs it has and how long they take."""
-    from clipwise.lab.study import read_study
+    from clipwise.lab.study import FILES, located, read_study
 
+    folder = FILES if own is None else located(own)
     files = [folder] if folder.is_file() else sorted(folder.glob("*.toml"))
     if not files:
-        raise BadArgument(f"{str(folder)!r} holds no study files (*.toml); name their folder, such as studies/")
+        raise BadArgument(
+            f"{str(folder)!r} holds no study files (*.toml); name the folder where yours are, or none for ours"
+        )
     found = []
     for path in files:
         whole, short = (read_study(path, quick=quick, check=False) for quick in (False, True))
-        about = whole.about(f"clipwise study {path}")
+        about = whole.about(f"clipwise study {path.stem if own is None else path}")
         facts = {name: getattr(about, name) for name in ("title", "source", "differs", "tuning_cost", "minutes")}
         found.append({"file": str(path), **facts, "runs": len(whole.trials), "quick_runs": len(short.trials)})
     if as_json:
         output.print_json(found)
         return
-    columns = ("file", "what", "compares with", "what differs", "runs", "minutes")
+    columns = ("study", "what", "compares with", "what differs", "runs", "minutes")
     rows = [
         (
-            Path(row["file"]).name,
+            Path(row["file"]).stem if own is None else Path(row["file"]).name,
             row["title"],
             row["source"] or "nothing published",
             row["differs"],
@@ -125,5 +129,5 @@ def _list(folder: Path, as_json: bool) -> None:
         )
         for row in found
     ]
-    output.print_table(f"studies in {folder}", columns, rows)
+    output.print_table("studies, for `clipwise study NAME`" if own is None else f"studies in {folder}", columns, rows)
     output.messages().print("minutes are on 2 cores; --quick runs a few of the runs, for a few epochs", highlight=False)

@@ -125,6 +125,7 @@ def run_and_show(
     network: Module,
     *,
     resume: bool,
+    finish: bool = False,
     every: int | None,
     rescue: str | None,
     serve: bool = False,
@@ -135,7 +136,15 @@ def run_and_show(
 
     with _served(folder, serve), _shown(int(settings.epochs or 0), quiet=as_json) as watch:
         result, _ = train_into(
-            folder, settings, dataset, network, resume=resume, every_steps=every, rescue=rescue, **watch
+            folder,
+            settings,
+            dataset,
+            network,
+            resume=resume,
+            finish=finish,
+            every_steps=every,
+            rescue=rescue,
+            **watch,
         )
     if as_json:
         output.print_json(result)
@@ -196,7 +205,7 @@ def _summary(result: Mapping[str, Any], folder: RunFolder) -> None:
         found = result["errors"]
         accuracy = f"off by {found['mae']:.6g} on average on test data (R^2 {found['r2'] if found['r2'] is None else round(found['r2'], 4)})"
     rows = [
-        f"accuracy   {accuracy}",
+        f"{'error     ' if 'errors' in result else 'accuracy  '} {accuracy}",
         *_group_rows(result),
         f"privacy    {guarantee}",
         f"trained    {result['model']} on {result['data']}, {result['steps']} steps, method {result['method']}",

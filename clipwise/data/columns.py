@@ -18,6 +18,7 @@ A message names the column and the kind of trouble, never a value.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -26,6 +27,7 @@ from functools import cache
 from typing import Any, Literal, Protocol
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from clipwise.data.source import Array, Values
 from clipwise.data.text import words
@@ -277,8 +279,12 @@ def column_to_json(column: Any) -> dict[str, Any]:
 
 
 def column_from_json(value: Any) -> Any:
-    fields = {key: tuple(each) if isinstance(each, list) else each for key, each in value.items() if key != "kind"}
-    return KINDS[value["kind"]](**fields)
+    return typed(KINDS[value["kind"]], {key: each for key, each in value.items() if key != "kind"})
+
+
+def typed(kind: Any, fields: Any) -> Any:
+    """A value of this kind from the fields of a JSON object, each of the type that the kind declares (ValueError otherwise)."""
+    return TypeAdapter(kind).validate_json(json.dumps(fields), strict=True)
 
 
 def read_numbers(name: str, values: Values, *, gaps: bool) -> Array:

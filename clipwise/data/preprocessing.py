@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from clipwise import files
-from clipwise.data.columns import Category, Column, as_text, column_from_json, column_to_json, read_numbers, some
+from clipwise.data.columns import Category, Column, as_text, column_from_json, column_to_json, read_numbers, some, typed
 from clipwise.data.source import Array, Values
 from clipwise.data.table import Table, as_table
 from clipwise.data.text import Characters, Encoder, HashedWords, ListedWords
@@ -100,6 +100,12 @@ class Tokens:
 
     features: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        if not (1 <= self.length <= MOST_FEATURES and 0 <= self.padding < self.size):
+            raise BadArgument(
+                f"tokens: rows of {self.length} with padding {self.padding} of {self.size} numbers make no sense"
+            )
+
     @property
     def kind(self) -> str:
         return "sequence" if self.sequence else "text"
@@ -144,11 +150,15 @@ class Tokens:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Tokens:
-        fields, encoder = dict(value), value.get("encoder")
+        encoder = value["encoder"]
         if encoder is not None:
-            own = {k: tuple(v) if isinstance(v, list) else v for k, v in encoder.items() if k != "kind"}
-            encoder = _ENCODERS[encoder["kind"]](**own)
-        return cls(**{**fields, "encoder": encoder})
+            encoder = typed(_ENCODERS[encoder["kind"]], {k: v for k, v in encoder.items() if k != "kind"})
+        column, sequence = value["column"], value["sequence"]
+        length, size, padding = (value[name] for name in ("length", "size", "padding"))
+        whole = all(type(each) is int for each in (length, size, padding))
+        if not whole or not isinstance(column, str | None) or type(sequence) is not bool:
+            raise ValueError("a field of another type")
+        return cls(column, length, size, padding, encoder, sequence)
 
 
 @dataclass(frozen=True)
@@ -214,7 +224,7 @@ class Picture:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Picture:
-        return cls(**value)
+        return typed(cls, value)
 
 
 @dataclass(frozen=True)
@@ -253,8 +263,7 @@ class Block:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Block:
-        fields: dict[str, Any] = {key: tuple(each) if isinstance(each, list) else each for key, each in value.items()}
-        return cls(**fields)
+        return typed(cls, value)
 
 
 Inputs = Row | Tokens | Picture | Block
@@ -349,7 +358,7 @@ class Amount:
 
     def encode(self, values: Values) -> Array:
         """(records, 1), float32. A gap is refused: there is nothing to predict."""
-        numbers = read_numbers(str(self.column), values, gaps=False)
+        numbers = read_numbers(str(self.column), values, gaps=True)
         if not np.isfinite(numbers).all():
             raise BadArgument(
                 f"column {some([str(self.column)])!r} has labels that are missing or not finite; take such records out"
@@ -394,13 +403,11 @@ class Preprocessing:
                 )
             inputs = {key: each for key, each in value["inputs"].items() if key != "is"}
             target = {key: each for key, each in value["target"].items() if key != "is"}
-            if value["target"]["is"] == "classes":
-                made: Target = Classes(target["column"], tuple(target["names"]), bool(target["numbered"]))
-            else:
-                made = Amount(target["column"], float(target["low"]), float(target["high"]))
-            return cls(
-                _INPUTS[value["inputs"]["is"]].from_json(inputs), made, value["held_out"], tuple(value["learned"])
-            )
+            made: Target = typed(Classes if value["target"]["is"] == "classes" else Amount, target)
+            held = value["held_out"]
+            if held is not None and not 0 <= held < 1:
+                raise ValueError("no share")
+            return cls(_INPUTS[value["inputs"]["is"]].from_json(inputs), made, held, tuple(value["learned"]))
         except (files.Malformed, LookupError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, BadArgument):
                 raise

@@ -6,8 +6,9 @@ was trained on.
 
 from __future__ import annotations
 
+import bisect
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -21,6 +22,14 @@ def held_out(contents: Iterable[str]) -> Array:
     """True for the records of the test part, about a fifth."""
     digests = (hashlib.blake2b(content.encode(), digest_size=8).digest() for content in contents)
     return np.array([int.from_bytes(digest, "big") % _TEST_SHARE == 0 for digest in digests])
+
+
+def by_content(records: Iterable[bytes], sizes: Sequence[int], key: bytes) -> Array:
+    """The part (0, 1, ...) of each record, by a keyed hash of its own content: parts have about these sizes, or these shares of
+    what there is."""
+    ends = [int(end * 2**64) for end in np.cumsum(sizes) / sum(sizes)]
+    digests = (hashlib.blake2b(record, digest_size=8, key=key).digest() for record in records)
+    return np.array([bisect.bisect_right(ends[:-1], int.from_bytes(digest, "big")) for digest in digests], int)
 
 
 def held_out_share(records: Iterable[bytes], share: float) -> Array:

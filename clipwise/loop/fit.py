@@ -26,7 +26,7 @@ from clipwise.automatic.prepare import accompany, begin
 from clipwise.automatic.task import of_outputs
 from clipwise.clipping import METHODS, Method
 from clipwise.loop.evaluation import accuracy, check_class_targets, mean_loss, shape_of_output
-from clipwise.loop.keeping import Keeping, make_keeper
+from clipwise.loop.keeping import Keeper, Keeping, NoKeeper, make_keeper
 from clipwise.loop.lr_schedules import LrSchedule, make_lr_schedule, refuse_double_rate
 from clipwise.loop.records import as_datasets
 from clipwise.losses import Loss, make_loss
@@ -127,6 +127,7 @@ def fit(
     earlier: Sequence[str | Path] = (),
     checkpoints: str | Path | Keeping | None = None,
     resume: str | Path | None = None,
+    finish: bool = False,
     parts: Mapping[str, Part] | None = None,
     mechanism: Mechanism | None = None,
     performance: Performance | None = None,
@@ -162,6 +163,7 @@ def fit(
         earlier: ledgers of earlier runs on the same data, whose charges count in this budget.
         checkpoints: a folder to keep the run's state in, every 5 minutes (or as a `Keeping` says).
         resume: such a folder; the run goes on from its last whole checkpoint, with the same ledger.
+        finish: with `resume`, take no more steps: the run ends with the weights as they were kept, and releases nothing else.
         parts: what else has a state that checkpoints must keep, by name.
         mechanism, performance: the options below, each as one value.
         on_epoch: gets each line of the history.
@@ -169,9 +171,8 @@ def fit(
         on_end: gets the finished run before its ledger is closed; what it returns goes into the closing line.
     """
     mechanism, performance = chosen(mechanism, performance, options)
+    _check_ends(after, mechanism, average_weights or 0.0, finish and resume is None)
     train, test = as_datasets(train, test, model)
-    check_decay(average_weights or 0.0)
-    _check_after(after, mechanism)
     compare = _loss(loss, train, model)
     own = _own_optimizer(optimizer, model)
     choice = choose(mechanism, performance, Stated(_records(train), own, lr))
@@ -191,6 +192,7 @@ def fit(
         ledger=ledger,
         earlier=earlier,
         resume=resume,
+        finish=finish,
     )
     try:
         average, pilot = accompany(run, made, choice, average_weights)
@@ -202,7 +204,7 @@ def fit(
         run.engine.install()
         run.restore(average=average, rates=rates, report=report, **_parts(pilot, parts))
         keeper.begin()
-        for epoch in range(1 + run.state.step // per_epoch, epochs + 1):
+        for epoch in range(1 + run.state.step // per_epoch, 1 if finish else epochs + 1):
             left = epoch * per_epoch - run.state.step
             affordable = run.affordable(left)
             run.engine.begin_epoch()
@@ -218,16 +220,29 @@ def fit(
             if affordable < left:
                 raise run.exhausted()
             keeper.after_step()
-        keeper.end()
+        _end(run, report, keeper, finish=finish)
         average.finish()
         run.engine.remove()
-        done = _finished(run, report, _release(run, train, compare, after), (compare, rate_schedule))
+        done = _finished(run, report, _release(run, train, compare, after, finish), (compare, rate_schedule))
         run.close(on_end(done) if on_end else None)
     except BaseException:
         with suppress(LedgerError):  # on a full disk, say: the first error is the one to show
             run.close()
         raise
     return done
+
+
+def _end(run: Run, report: Reporter, keeper: Keeper | NoKeeper, *, finish: bool) -> None:
+    """After the last step its state is kept. A run that took none, to `finish`, has it where it came from: it gets figures of its
+    weights, and a word in its statement."""
+    if not finish:
+        keeper.end()
+        return
+    step = run.state.step
+    if not report.history or report.history[-1]["step"] != step:
+        epoch = -(-step // run.plan.steps_per_epoch)
+        report.epoch(epoch, step, epsilon=run.epsilon_or_none(), **run.public_values())
+    run.note(f"the run was ended after {step} of {run.plan.steps} planned steps, at its user's wish")
 
 
 def _parts(pilot: Part | None, more: Mapping[str, Part] | None) -> dict[str, Part]:
@@ -267,8 +282,10 @@ def _device(model: nn.Module) -> torch.device:
     return next(model.parameters()).device
 
 
-def _release(run: Run, train: Dataset, loss: Any, after: Sequence[AfterTraining]) -> dict[str, Any]:
-    """What follows the last step, each with a line of its own in the ledger."""
+def _release(run: Run, train: Dataset, loss: Any, after: Sequence[AfterTraining], finish: bool) -> dict[str, Any]:
+    """What follows the last step, each with a line of its own in the ledger; nothing where the run is ended before."""
+    if finish:
+        return {}
     state = run.state
     return {
         one.name: one.release(
@@ -299,7 +316,10 @@ def rate_setting_method(method: str | Method) -> str | None:
     return kind.name if kind is not None and kind.learning_rate is not Method.learning_rate else None
 
 
-def _check_after(after: Sequence[AfterTraining], mechanism: Mechanism) -> None:
+def _check_ends(after: Sequence[AfterTraining], mechanism: Mechanism, decay: float, nothing_to_end: bool) -> None:
+    check_decay(decay)
+    if nothing_to_end:
+        raise BadArgument("finish=True ends a run that was kept; give resume=, the folder of its checkpoints")
     if after and not mechanism.private:
         names = ", ".join(one.name for one in after)
         raise BadArgument(

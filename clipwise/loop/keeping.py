@@ -48,7 +48,7 @@ class Keeper:
         self._keeping, self._run = keeping, run
         self._kept_at = time.monotonic()
         self._kept_step = -1
-        self._told = False
+        self._told = self._checked = False
 
     def begin(self) -> None:
         """The state before the first step, so that a run that dies early goes on as well. A run that goes on has it where it
@@ -61,6 +61,9 @@ class Keeper:
         self._keep()
 
     def after_step(self) -> None:
+        if not self._checked:  # an optimizer has a state from its first step on
+            self._run.refuse_unkeepable()
+            self._checked = True
         wants = self._keeping.stop()
         if self._run.world.any(wants is not None):  # all stop after the same step, though one alone was asked
             self._keep()
@@ -94,7 +97,7 @@ class Keeper:
             )
 
 
-class _NoKeeper:
+class NoKeeper:
     def begin(self) -> None: ...
 
     def after_step(self) -> None: ...
@@ -102,7 +105,7 @@ class _NoKeeper:
     def end(self) -> None: ...
 
 
-def make_keeper(keeping: str | Path | Keeping | None, run: Run) -> Keeper | _NoKeeper:
+def make_keeper(keeping: str | Path | Keeping | None, run: Run) -> Keeper | NoKeeper:
     if keeping is None:
-        return _NoKeeper()
+        return NoKeeper()
     return Keeper(keeping if isinstance(keeping, Keeping) else Keeping(keeping), run)

@@ -112,3 +112,12 @@ def test_std_scales_and_zero_adds_nothing():
 def test_bad_seed():
     with pytest.raises(BadArgument, match="seed=-1"):
         Key.from_seed(-1)
+
+
+def test_memory_that_is_kept_between_steps_changes_no_number():
+    kept = GaussianNoise(Key.from_seed(1))
+    for step, (count, dtype) in enumerate(
+        [(100, torch.float32), (7, torch.float32), (500, torch.float64), (300, torch.float32)]
+    ):
+        got = kept.add([torch.zeros(count, dtype=dtype)], 1.0, step=step)[0]
+        assert torch.equal(got, draw(count, step=step, dtype=dtype))

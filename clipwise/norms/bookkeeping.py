@@ -16,6 +16,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -25,14 +26,15 @@ from torch.utils._pytree import tree_flatten
 
 from clipwise.norms.choice import Chooser
 from clipwise.norms.influence import grown
-from clipwise.norms.kernel import PER_EXAMPLE, Call, Direct, Kernel, widened_for
+from clipwise.norms.kernel import HALF, PER_EXAMPLE, Call, Direct, Kernel, widened_for
+from clipwise.norms.layers import registry as layers
 from clipwise.norms.loss import LossProof, Witness, judged, mark, unwatch, watch
 from clipwise.norms.precision import exact_products
 from clipwise.norms.probe import Probe, probe
-from clipwise.norms.recording import Pass, SpreadNode, TapNode
+from clipwise.norms.recording import Pass, Receive, SpreadNode, Tap, TapNode, can_hook, hook_on
 from clipwise.norms.refuse import refuse_mixing_layers
 from clipwise.norms.small_batch import Args, Kwargs
-from clipwise.norms.state import State, Watch
+from clipwise.norms.state import State
 from clipwise.norms.tape import Tape
 from clipwise.norms.units import (
     Forward,
@@ -46,6 +48,7 @@ from clipwise.norms.units import (
     untrained,
 )
 from clipwise.norms.unreleased import HeldBack
+from clipwise.norms.watch import Members, Watch
 from clipwise.randomness import held, seed_all
 from clipwise.types import LoopMisuse, Padding, Unsupported
 
@@ -96,6 +99,7 @@ class Bookkeeping:
         self._padding: Padding | None = None  # of the open batch
         self._padding_probed = False
         self._watch = Watch(model, self._names)
+        self._members = Members(model)
         self._varies = False  # whether the model changes a number or a buffer of its own from call to call, or draws
         self._calls = self._looked_at = 0  # private batches so far; that at the last look
         self._told: set[str] = set()
@@ -173,6 +177,8 @@ class Bookkeeping:
         padded to its longest record. What the loop does with the `records` of the first one is followed (loss/witness.py)."""
         self._watch.begin_once()
         self._over()
+        if not self._members.unchanged():
+            self._members = Members(self._model)
         self._pass, self._padding = Pass(rows, self.loss, lengths), padding
         self._calls += 1
         if records is not None and rows > 1 and self.loss.wants_witness:
@@ -274,6 +280,8 @@ class Bookkeeping:
             self._run_probe(args, kwargs)
             return self._model.forward(*args, **kwargs)  # the probe may have replaced the units
         outer, self._in_root = self._in_root, True
+        if self._pass is not None and not outer:
+            self._pass.inputs_need_gradients |= _need_gradients(args, kwargs)
         try:
             out = original(*args, **kwargs) if unit is None else self._run_unit(unit, original, args, kwargs)
         finally:
@@ -332,7 +340,7 @@ class Bookkeeping:
         return any(u.spread or u.own for u in self._units) and self._layout(args, kwargs) not in self._probed
 
     def _modes(self) -> tuple[bool, ...]:
-        return tuple(m.training for m in self._model.modules())
+        return tuple([m.training for m in self._members.modules])
 
     def _layout(self, args: Args, kwargs: Kwargs) -> Hashable:
         shapes = (x.shape for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor))
@@ -349,14 +357,16 @@ class Bookkeeping:
     def _run_unit(self, unit: Unit, original: Forward, args: Args, kwargs: Kwargs) -> Any:
         if self._outside:
             return self._run_outside(original, args, kwargs)
-        kwargs = dict(sorted(kwargs.items()))
+        if kwargs:
+            kwargs = dict(sorted(kwargs.items()))
         if self._probing is not None:
             return self._probing.run(unit, original, args, kwargs)
         current = self._pass
         if current is None:
             return original(*args, **kwargs)
-        recomputing = torch._C._current_graph_task_id() != -1  # an activation checkpoint, inside the backward pass
-        if not self._in_root and not recomputing:
+        if (
+            not self._in_root and torch._C._current_graph_task_id() == -1
+        ):  # nor an activation checkpoint, in the backward pass
             raise Unsupported(
                 f"layer {unit.name or type(unit.module).__name__!r} was called from outside the model that was attached; "
                 "call the model itself (move the code into its forward), so that Clipwise can see the whole computation"
@@ -375,6 +385,11 @@ class Bookkeeping:
 
         batch_dim = _dim_of_rows(unit, args, kwargs, current.rows) if unit.batch_dim is None else unit.batch_dim
 
+        return unit.layer.forward(unit.module, self._tapping(current, unit, batch_dim), *args, **kwargs)
+
+    def _tapping(self, current: Pass, unit: Unit, batch_dim: int) -> layers.Tap:
+        """What a layer's rule hands its output to."""
+
         def tap(
             out: Tensor,
             kernel: Kernel,
@@ -389,22 +404,25 @@ class Bookkeeping:
                 return out
             call = Call(kernel, wanted, config, pieces or {})
             kept = [s.detach() for s in saved]
-            current.note(call)
             if unit.spread:
                 receive = self._receiver(current, call, 0, unit.name)
-                shape = spread_shape(out, current.rows)
-                spread = SpreadNode.apply(out, self._dummy, kept, receive, shape)  # type: ignore[no-untyped-call]
-                return _marked(spread, current, 0)
+                out = SpreadNode.apply(out, self._dummy, kept, receive, spread_shape(out, current.rows))  # type: ignore[no-untyped-call]
+                mark(out, current, 0)
+                return out
             if out._is_view():
                 # F.linear on three dimensions ends in a view, and autograd writes the gradient of a view that is marked
                 # dirty four times over. This alias is no view; nothing upstream keeps a layer's output.
                 out = torch.ops.aten._unsafe_view(out, out.shape)
             dim = batch_dim if rows_dim is None else rows_dim
-            receive = self._receiver(current, call, dim, unit.name)
-            tapped = TapNode.apply(out, self._dummy, kept, receive)  # type: ignore[no-untyped-call]
-            return _marked(tapped, current, dim)
+            if can_hook(out) and not current.inputs_need_gradients:
+                hook_on(out, self._receiver(current, call, dim, unit.name, kept))
+            else:
+                receive = self._receiver(current, call, dim, unit.name)
+                out = TapNode.apply(out, self._dummy, kept, receive)  # type: ignore[no-untyped-call]
+            mark(out, current, dim)
+            return out
 
-        return unit.layer.forward(unit.module, tap, *args, **kwargs)
+        return tap
 
     def _run_own(self, current: Pass, unit: Unit, original: Forward, args: Args, kwargs: Kwargs) -> Any:
         def spread(p: nn.Parameter) -> Tensor | None:
@@ -416,78 +434,94 @@ class Bookkeeping:
     def _spread(self, current: Pass, p: nn.Parameter, shape: torch.Size) -> Tensor | None:
         if id(p) not in self._names:
             return None
-        call = Call(PER_EXAMPLE, {"parameter": p})
+        receive = self._receiver(current, Call(PER_EXAMPLE, {"parameter": p}), 0, self._names[id(p)])
+        out: Tensor = SpreadNode.apply(p.detach(), self._dummy, [], receive, shape)  # type: ignore[no-untyped-call]
+        mark(out, current, 0)
+        return out
+
+    def _receiver(self, current: Pass, call: Call, dim: int, name: str, saved: list[Tensor] | None = None) -> Receive:
+        """`saved`: where it is the tap that keeps what the kernel needs, and not the graph."""
         current.note(call)
-        receive = self._receiver(current, call, 0, self._names[id(p)])
-        spread = SpreadNode.apply(p.detach(), self._dummy, [], receive, shape)  # type: ignore[no-untyped-call]
-        return _marked(spread, current, 0)
+        tap = Tap(current, call, dim, name)
+        if saved is not None:
+            tap.keep(saved)
+        return partial(self._receive, tap)
 
-    def _receiver(self, current: Pass, call: Call, dim: int, name: str) -> Callable[..., Any]:
-        used = False
+    def _receive(self, tap: Tap, b: Tensor, saved: tuple[Tensor, ...] | None) -> None:
+        """The gradient of a tapped output arrives, in the backward pass."""
+        current, call, dim = tap.current, tap.call, tap.dim
+        if current.trial is not None:
+            current.trial.arrive(id(tap), tap.name, b.movedim(dim, 0))
+            return
+        shared = current.is_shared(call)
+        self._refuse_gradient(tap, b, shared)
+        if not current.received:
+            self._held_back.put()
+        tap.used = current.received = True
+        if saved is None:
+            saved = tap.take()
+        if dim:
+            b, saved = b.movedim(dim, 0), tuple(s.movedim(dim, 0) for s in saved)
+        # What is measured and summed must not be rounded to half precision again, or the bound would not hold.
+        p = next(iter(call.params.values()))
+        b, saved = widened_for(p, b), tuple([widened_for(p, s) for s in saved])
+        with exact_products(b.device.type):
+            if shared:
+                current.add_shared(call, call.kernel.direct(call, saved, b))
+            else:
+                current.parts.append((call, self._chooser.part(call, saved, b)))
+                current.alone.update(map(id, call.params.values()))
 
-        def distrusted(message: str) -> LoopMisuse:
+    def _refuse_gradient(self, tap: Tap, b: Tensor, shared: bool) -> None:
+        """Raise where this gradient must not be taken."""
+        current = tap.current
+        why = None
+        if tap.used or current is not self._pass:
+            why = (
+                "loss.backward() ran twice through the same batch, or on a batch that is over; nothing was changed. "
+                "Call it once for each batch that the loader gives; gradients that are not trained on (adversarial examples) belong into "
+                "a block of private.outside()"
+            )
+        elif self._outside:
+            why = (
+                "backward() in a block of private.outside() went through a call of the model that came before the block; nothing was changed. "
+                "Call the model inside the block, too"
+            )
+        elif torch.is_grad_enabled():
+            why = (
+                "backward(create_graph=True), which a gradient penalty needs, would differentiate through clipping; call loss.backward() without "
+                "it. Instead of a penalty, clamp the weights after optimizer.step() under torch.no_grad(), which costs no privacy; second "
+                "derivatives that are not trained on belong into a block of private.outside()"
+            )
+        elif b.shape[tap.dim] != current.rows:
+            why = (
+                f"layer {tap.name!r} was run on another number of rows than the batch from private.loader has; "
+                "use each batch whole, and evaluate other data under torch.no_grad()"
+            )
+        elif not current.passes:
+            why = (
+                "a backward pass reached the model that Clipwise could not see from its beginning; nothing was changed. Start it by "
+                "loss.backward() or private.backward(losses)"
+            )
+        elif current.looked_at is not None and id(tap) not in current.looked_at:
+            why = (
+                f"a gradient came to layer {tap.name!r} by a way that was not seen when the loss was looked at; nothing was changed. Give the "
+                "model inputs that need no gradient (detach them), or keep what needs one inside private.outside()"
+            )
+        elif shared and current.measured_apart(tap.call):
+            why = (
+                "the batch went through the model and loss.backward() twice before optimizer.step(); nothing was changed. Add the "
+                "losses and call backward() once; gradients that are not trained on (adversarial examples) belong into a block of "
+                "private.outside()"
+            )
+        elif current.scale != 1 and b.dtype in HALF:
+            why = (
+                "a mean over the batch in half precision: one record more would round all the others' gradients in another way; "
+                "nothing was changed. Reduce the loss by a sum, and attach with loss_reduction='sum' (steps are as long as before)"
+            )
+        if why is not None:
             current.received = False  # whatever was recorded of this batch: the step will refuse it
-            return LoopMisuse(message)
-
-        def receive(saved: tuple[Tensor, ...], b: Tensor) -> None:
-            nonlocal used
-            if current.trial is not None:
-                current.trial.arrive(id(receive), name, b.movedim(dim, 0))
-                return
-            if used or current is not self._pass:
-                raise distrusted(
-                    "loss.backward() ran twice through the same batch, or on a batch that is over; nothing was changed. "
-                    "Call it once for each batch that the loader gives; gradients that are not trained on (adversarial examples) belong into "
-                    "a block of private.outside()"
-                )
-            if self._outside:
-                raise distrusted(
-                    "backward() in a block of private.outside() went through a call of the model that came before the block; nothing was changed. "
-                    "Call the model inside the block, too"
-                )
-            if torch.is_grad_enabled():
-                raise distrusted(
-                    "backward(create_graph=True), which a gradient penalty needs, would differentiate through clipping; call loss.backward() without "
-                    "it. Instead of a penalty, clamp the weights after optimizer.step() under torch.no_grad(), which costs no privacy; second "
-                    "derivatives that are not trained on belong into a block of private.outside()"
-                )
-            if b.shape[dim] != current.rows:
-                raise distrusted(
-                    f"layer {name!r} was run on another number of rows than the batch from private.loader has; "
-                    "use each batch whole, and evaluate other data under torch.no_grad()"
-                )
-            if not current.passes:
-                raise distrusted(
-                    "a backward pass reached the model that Clipwise could not see from its beginning; nothing was changed. Start it by "
-                    "loss.backward() or private.backward(losses)"
-                )
-            if current.measured_apart(call):
-                raise distrusted(
-                    "the batch went through the model and loss.backward() twice before optimizer.step(); nothing was changed. Add the "
-                    "losses and call backward() once; gradients that are not trained on (adversarial examples) belong into a block of "
-                    "private.outside()"
-                )
-            if not current.received:
-                self._held_back.put()
-            used = current.received = True
-            if dim:
-                b, saved = b.movedim(dim, 0), tuple(s.movedim(dim, 0) for s in saved)
-            if current.scale != 1 and b.dtype in (torch.float16, torch.bfloat16):
-                raise distrusted(
-                    "a mean over the batch in half precision: one record more would round all the others' gradients in another way; "
-                    "nothing was changed. Reduce the loss by a sum, and attach with loss_reduction='sum' (steps are as long as before)"
-                )
-            # What is measured and summed must not be rounded to half precision again, or the bound would not hold.
-            p = next(iter(call.params.values()))
-            b, saved = widened_for(p, b), tuple(widened_for(p, s) for s in saved)
-            with exact_products(b.device.type):
-                if current.is_shared(call):
-                    current.add_shared(call, call.kernel.direct(call, saved, b))
-                else:
-                    current.parts.append((call, self._chooser.part(call, saved, b)))
-                    current.alone.update(id(p) for p in call.params.values())
-
-        return receive
+            raise LoopMisuse(why)
 
     def _stray_hook(self, p: nn.Parameter) -> Callable[[Tensor | None], None]:
         def hook(gradient: Tensor | None) -> None:
@@ -517,9 +551,11 @@ class Bookkeeping:
             raise RuntimeError("the probe needs an open batch")
 
         def attempt(units: list[Unit], look: Probe, *given: Any, **named: Any) -> Any:
-            self._restore_forwards()
-            self._units, self._probing, self._pass = units, look, None
-            self._replace_forwards()
+            self._probing, self._pass = look, None
+            if units is not self._units:
+                self._restore_forwards()
+                self._units = units
+                self._replace_forwards()
             return self._model(*given, **named)
 
         leaves = tree_flatten((args, kwargs))[0]
@@ -556,9 +592,12 @@ class Bookkeeping:
             self._notify(message)
 
 
-def _marked(out: Tensor, current: Pass, dim: int) -> Tensor:
-    mark(out, current, dim)
-    return out
+def _need_gradients(args: Args, kwargs: Kwargs) -> bool:
+    if (
+        not kwargs and len(args) == 1 and isinstance(args[0], Tensor)
+    ):  # most calls: flattening takes longer than a layer
+        return args[0].requires_grad
+    return any(isinstance(x, Tensor) and x.requires_grad for x in tree_flatten((args, kwargs))[0])
 
 
 def _dim_of_rows(unit: Unit, args: Args, kwargs: Kwargs, rows: int) -> int:

@@ -432,3 +432,37 @@ def test_backward_after_the_batch_is_over():
     engine.open(5)
     with pytest.raises(LoopMisuse, match="over"):
         loss.backward()
+
+
+def two_linear():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+
+
+@pytest.mark.parametrize("needs_gradient", [False, True])
+def test_inputs_that_need_a_gradient_give_the_same_norms(needs_gradient):
+    """Taps stand in the graph as hooks or as nodes of their own; where the inputs need a gradient, all as nodes."""
+    model, x = two_linear(), torch.randn(5, 4)
+    engine = Bookkeeping(model, dict(model.named_parameters()), loss_reduction="sum", by_rule=True)
+    engine.install()
+    engine.open(5)
+    given = x.clone().requires_grad_(needs_gradient)
+    model(given).square().sum().backward()
+    norms = engine.close().norms
+    engine.remove()
+    assert not needs_gradient or given.grad is not None
+    for i in range(5):
+        own = torch.autograd.grad(model(x[i : i + 1]).square().sum(), list(model.parameters()))
+        assert float(norms[i]) == pytest.approx(float(sum(g.square().sum() for g in own)) ** 0.5, rel=1e-5)
+
+
+def test_a_gradient_by_a_way_that_the_look_did_not_take_is_refused(monkeypatch):
+    """Were a hook's node not run in the trial (its inputs lead to no tap of ours), its gradient would be taken unseen."""
+    model = two_linear()
+    engine = Bookkeeping(model, dict(model.named_parameters()), loss_reduction="sum", by_rule=True)
+    monkeypatch.setattr("clipwise.norms.bookkeeping._need_gradients", lambda *_: False)
+    engine.install()
+    engine.open(5)
+    with pytest.raises(LoopMisuse, match="by a way that was not seen"):
+        model(torch.randn(5, 4).requires_grad_()).square().sum().backward()
+    engine.remove()

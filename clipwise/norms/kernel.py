@@ -14,9 +14,8 @@ NaN in it can be taken out (`drop_rows`) without touching the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
-from typing import Protocol, cast
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +26,7 @@ RUN = 2048
 # In eps: what a sum's terms come to, times this, is taken as its squared norm at least. Chosen above the rounding of a few
 # additions; cancelling records of sensitivity_test.py hold with it, and fail without.
 GUARD = 16
+HALF = (torch.float16, torch.bfloat16)
 
 
 class Part(Protocol):
@@ -66,6 +66,48 @@ class Ghost:
         return self._finish(weights, *self._tensors)
 
 
+class Outer:
+    """Of a linear layer at one place: g_i = b_i a_i^T, and b_i for its bias. Nothing is formed; the norms of all such parts of a
+    step are taken together (`outer_squares`), because each by itself takes longer to ask for than to compute."""
+
+    def __init__(self, roles: Collection[str], a: Tensor, b: Tensor, finish: Callable[..., dict[str, Tensor]]):
+        """`finish(weights, a, b, per-example gradients of the bias)` makes the weighted sums."""
+        self.weight, self.bias = "weight" in roles, "bias" in roles
+        self.a, self.b, self._finish = a, b, finish
+
+    @property
+    def squared_norms(self) -> Tensor:
+        return outer_squares([self])
+
+    def drop_rows(self, bad: Tensor) -> None:
+        self.a, self.b = without_rows(self.a, bad), without_rows(self.b, bad)
+
+    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
+        return self._finish(weights, self.a, self.b, self.b)
+
+
+def outer_squares(parts: Sequence[Outer]) -> Tensor:
+    """(rows,), in float64: |b|^2 (|a|^2 + 1) of each row, over all parts, which are of one type and device."""
+    first = parts[0].b
+    lengths = first.new_empty(2, len(parts), first.shape[0])
+    for part, a, b in zip(parts, *lengths.unbind(0), strict=True):
+        _lengths_into(b, part.b)
+        _lengths_into(a, part.a) if part.weight else a.zero_()
+    # Never less for squares that underflow, of the widest.
+    widest = max(max(part.a.shape[1], part.b.shape[1]) for part in parts)
+    a, b = lengths.double().square_().add_(widest * torch.finfo(first.dtype).smallest_normal).unbind(0)
+    biases = [float(part.bias) for part in parts]
+    a += 1.0 if all(biases) else a.new_tensor(biases).unsqueeze(1)
+    return a.mul_(b).sum(0)
+
+
+def _lengths_into(out: Tensor, flat: Tensor) -> None:
+    if flat.shape[1] <= RUN:
+        torch.linalg.vector_norm(flat, dim=1, out=out)
+    else:
+        out.copy_(_lengths(flat).mul_(1 + torch.finfo(out.dtype).eps))  # rounded up, to this type
+
+
 class Split:
     """The first rows of a call in one part, the others in another."""
 
@@ -83,8 +125,7 @@ class Split:
         return {role: total.add_(rest[role]) for role, total in self._first.weighted_sum(weights[: self._at]).items()}
 
 
-@dataclass(frozen=True, eq=False)
-class Call:
+class Call(NamedTuple):
     """One use of some parameters in the forward pass. `params` holds the trainable ones only, by role ("weight",
     "bias").
 
@@ -95,7 +136,7 @@ class Call:
     kernel: Kernel
     params: Mapping[str, nn.Parameter]
     config: Hashable = None
-    pieces: Mapping[str, slice] = field(default_factory=dict)
+    pieces: Mapping[str, slice] = {}
 
 
 class Kernel:
@@ -163,7 +204,7 @@ def as_rows(t: Tensor) -> Tensor:
 
 def widened(t: Tensor) -> Tensor:
     """In float32 at least: half a dozen digits are too few to add up in."""
-    return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
+    return t.float() if t.dtype in HALF else t
 
 
 def _lengths(flat: Tensor) -> Tensor:
@@ -185,6 +226,8 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def widened_for(p: Tensor, t: Tensor) -> Tensor:
+    if t.dtype is p.dtype and t.dtype in (torch.float32, torch.float64):
+        return t
     return t.to(wide(p.dtype)) if t.is_floating_point() else t
 
 

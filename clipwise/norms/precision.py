@@ -9,28 +9,35 @@ the bound by 4e-4, while the slack is 1.6e-5.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
-_mkldnn: Any = torch.backends.mkldnn  # torch's own annotations do not know what these hold
-_cudnn: Any = torch.backends.cudnn
-_ON_CPU: tuple[Any, ...] = (_mkldnn.matmul, _mkldnn.conv, _mkldnn.rnn)
-_ELSEWHERE: tuple[Any, ...] = (torch.backends.cuda.matmul, _cudnn.conv, _cudnn.rnn)
+# As torch.backends asks for them (torch.backends.mkldnn.matmul.fp32_precision), without the way through Python's attributes.
+_ON_CPU = (("mkldnn", "matmul"), ("mkldnn", "conv"), ("mkldnn", "rnn"))
+_ELSEWHERE = (("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn"))
 _REDUCED = ("tf32", "bf16")
+_NOTHING = nullcontext()
+_precision, _set_precision = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
+
+
+def exact_products(device_type: str) -> AbstractContextManager[None]:
+    """float32 is multiplied in float32 for the length of a block; the user's settings are given back. Looked up each time
+    (autocast belongs to a thread), and free of charge where the user has reduced nothing: a step has a block a layer."""
+    backends = _ON_CPU if device_type == "cpu" else _ELSEWHERE
+    reduced = [(each, was) for each in backends if (was := _precision(*each)) in _REDUCED]
+    if not reduced and not torch.is_autocast_enabled(device_type):
+        return _NOTHING
+    return _restored(device_type, reduced)
 
 
 @contextmanager
-def exact_products(device_type: str) -> Iterator[None]:
-    """float32 is multiplied in float32 for the length of a block; the user's settings are given back."""
-    backends = _ON_CPU if device_type == "cpu" else _ELSEWHERE
-    reduced = [(backend, was) for backend in backends if (was := backend.fp32_precision) in _REDUCED]
+def _restored(device_type: str, reduced: list[tuple[tuple[str, str], str]]) -> Iterator[None]:
     try:
-        for backend, _ in reduced:
-            backend.fp32_precision = "ieee"
+        for each, _ in reduced:
+            _set_precision(*each, "ieee")
         with torch.autocast(device_type, enabled=False):
             yield
     finally:
-        for backend, was in reduced:
-            backend.fp32_precision = was
+        for each, was in reduced:
+            _set_precision(*each, was)

@@ -2,8 +2,7 @@
 
 Held are parameters, buffers, and the numbers, tensors, arrays and generators in the attributes of its modules, also inside
 plain lists, dictionaries, tuples, sets and objects. A `State` puts all of it back, in place, so that a model can be run
-again and again from the same point; `moved` says what a run has changed. `Watch` looks for changes while a model is
-trained.
+again and again from the same point; `moved` says what a run has changed.
 
 Not seen: what code keeps outside the model (a global, a closure, a class). Such a state cannot be put back either, so that
 a model whose output depends on it does not repeat itself, and is refused for that (influence.py).
@@ -14,8 +13,9 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, MutableSequence, MutableSet
+from collections.abc import Callable, Iterator, MutableSequence, MutableSet
 from dataclasses import dataclass
+from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from clipwise.types import LoopMisuse, Unsupported
+from clipwise.types import Unsupported
 
 # Objects. An attribute may lead anywhere (a trainer, its data). What is not reached is not put back: see above. Chosen, not
 # measured.
@@ -173,8 +173,9 @@ def _walk(model: nn.Module, containers: list[tuple[Any, Any]] | None = None) -> 
     leaves = 0
     while stack and leaves < _MOST_LEAVES:
         path, value, kept, depth = stack.pop()
-        if isinstance(value, (*_PLAIN, Tensor, np.ndarray, *_GENERATORS)):
-            if isinstance(value, (*_PLAIN,)) or id(value) not in seen:
+        plain, leaf = _is_leaf(type(value))  # type: ignore[arg-type]
+        if leaf:
+            if plain or id(value) not in seen:
                 seen.add(id(value))
                 leaves += 1
                 yield path, Leaf(value, kept)
@@ -188,14 +189,17 @@ def _walk(model: nn.Module, containers: list[tuple[Any, Any]] | None = None) -> 
             containers.append((value, content))
         for name, child, child_kept in children:
             deeper = 0 if isinstance(child, nn.Module) else depth + 1
-            stack.append(
-                (
-                    f"{path}.{name}" if path and not name.startswith("[") else path + name,
-                    child,
-                    kept or child_kept,
-                    deeper,
-                )
-            )
+            named = f"{path}.{name}" if path and not name.startswith("[") else path + name
+            stack.append((named, child, kept or child_kept, deeper))
+
+
+@lru_cache(
+    maxsize=1024
+)  # isinstance is slow for classes with an __instancecheck__ of their own, and a walk asks thousands of times
+def _is_leaf(kind: type) -> tuple[bool, bool]:
+    """Whether values of this kind are plain, and whether they are values at all and no containers."""
+    plain = issubclass(kind, _PLAIN)
+    return plain, plain or issubclass(kind, (Tensor, np.ndarray, *_GENERATORS))
 
 
 _Children = list[tuple[str, Any, bool]]
@@ -259,57 +263,3 @@ def _put_back(value: Tensor, was: Tensor) -> None:
         value.data.copy_(was)  # not seen by autograd's version counters: graphs that hold it stay good
     else:
         value.data = was.clone()
-
-
-class Watch:
-    """Buffers and frozen parameters while a model is trained: they may not change in a step, but for those that were shown to
-    move in the same way whatever the records are.
-
-    Every step by torch's version counters. A write through `.data` does not move them, and is seen by a checksum, after the
-    1st, 2nd, 4th ... step and at the end of an epoch.
-    """
-
-    def __init__(self, model: nn.Module, trainable: Collection[int]):
-        self._model, self._trainable = model, trainable
-        self.may_move: set[str] = set()  # by name
-        self._begun, self._steps = False, 0
-        self._versions: dict[str, tuple[int, int]] = {}
-        self._checksums: dict[str, tuple[int, int]] = {}
-
-    def _held(self) -> Iterator[tuple[str, Tensor]]:
-        yield from self._model.named_buffers()
-        yield from ((name, p) for name, p in self._model.named_parameters() if id(p) not in self._trainable)
-
-    def begin(self) -> None:
-        self._begun = True
-        self._versions = {name: _version(t) for name, t in self._held()}
-        self._checksums = {name: checksum(t) for name, t in self._held()}
-
-    def begin_once(self) -> None:
-        if not self._begun:
-            self.begin()
-
-    def check(self) -> None:
-        """Each step."""
-        self._steps += 1
-        self._refuse({name: _version(t) for name, t in self._held()}, self._versions)
-        if self._steps & (self._steps - 1) == 0:
-            self.end()
-
-    def end(self) -> None:
-        self._refuse({name: checksum(t) for name, t in self._held()}, self._checksums)
-
-    def _refuse(self, now: dict[str, Any], was: dict[str, Any]) -> None:
-        if now == was:
-            return
-        for name in {**was, **now}:
-            if now.get(name) != was.get(name) and name not in self.may_move:
-                raise LoopMisuse(
-                    f"{name!r} (a buffer or a frozen parameter) changed while a loop over private.loader was running. What records leave "
-                    "there is saved with the model, without noise, and no epsilon holds for it. Keep it fixed while training; a value "
-                    "that follows a public schedule can be a plain number on the module, or be set between epochs"
-                )
-
-
-def _version(t: Tensor) -> tuple[int, int]:
-    return id(t), 0 if t.is_inference() else t._version

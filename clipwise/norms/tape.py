@@ -10,7 +10,7 @@ every sum; norms are those of the gradient of each example's *own* loss, whateve
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, wraps
 from itertools import chain
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from clipwise.norms.blocks import Blocks, Unformed
-from clipwise.norms.kernel import Call, Part, wide
+from clipwise.norms.kernel import Call, Outer, Part, outer_squares, wide
 from clipwise.norms.precision import exact_products
 
 Weigh = Callable[[Tensor, slice], Mapping[str, Tensor]]
@@ -48,12 +48,12 @@ class Tape:
         self.rows = rows
         # Rounding: of norms, 64 eps over kernel.RUN numbers in 8 lanes, 128 in 4; of weights and their products, 4. Weights
         # shrunk by this much keep the bound true all the same.
-        self.slack = max(132 * torch.finfo(wide(p.dtype)).eps for p in parameters)
+        self.slack = max(132 * torch.finfo(wide(dtype)).eps for dtype in {p.dtype for p in parameters})
 
     @cached_property
     @_exact
     def norms(self) -> Tensor:
-        norms = self._squares().sqrt_() * self._scale
+        norms = self._squares().sqrt_().mul_(self._scale)
         self._drop(~norms.isfinite())
         return norms
 
@@ -103,8 +103,14 @@ class Tape:
 
     def _squares(self) -> Tensor:
         squares = torch.zeros(self.rows, dtype=torch.float64, device=self._parameters[0].device)
+        outer: defaultdict[Hashable, list[Outer]] = defaultdict(list)
         for _, part in self._parts:
-            squares += part.squared_norms.to(squares)
+            if isinstance(part, Outer):
+                outer[part.b.dtype, part.b.device].append(part)
+            else:
+                squares += part.squared_norms.to(squares)
+        for alike in outer.values():
+            squares += outer_squares(alike).to(squares)
         return squares
 
     def _drop(self, bad: Tensor) -> None:
@@ -113,10 +119,10 @@ class Tape:
                 part.drop_rows(bad)
 
     def _usable(self, weights: Tensor, norms: Tensor) -> Tensor:
-        return torch.where(norms.isfinite(), weights.to(norms), 0) * self._scale
+        return torch.where(norms.isfinite(), weights.to(norms), 0).mul_(self._scale)
 
     def _sums(self, usable: Tensor, *, last: bool) -> Iterator[_Sums]:
-        usable_as = {p.dtype: usable.to(wide(p.dtype)) for p in self._parameters}
+        usable_as = {dtype: usable.to(wide(dtype)) for dtype in {p.dtype for p in self._parameters}}
         for call, part in self._taken() if last else self._parts:
             some = next(iter(call.params.values()))
             yield call, part.weighted_sum(usable_as[some.dtype])

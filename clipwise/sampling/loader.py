@@ -29,7 +29,9 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from clipwise.keystream import Key
-from clipwise.sampling.collate import Collate, Layout, map_tensors
+from clipwise.sampling.collate import Collate
+from clipwise.sampling.layout import Layout
+from clipwise.sampling.parts import map_tensors
 from clipwise.sampling.sampler import Sampler
 from clipwise.types import BadArgument, Padding, Unsupported
 

@@ -77,6 +77,7 @@ def train_into(
     network: nn.Module,
     *,
     resume: bool = False,
+    finish: bool = False,
     every_steps: int | None = None,
     rescue: str | None = None,
     on_step: Callable[[dict[str, Any], int], None] = lambda *_: None,
@@ -87,6 +88,7 @@ def train_into(
     """Train and leave everything in the folder, also of a run that fails.
 
     resume: go on from the folder's last checkpoint.
+    finish: and take no more steps.
     every_steps: keep a checkpoint so often, beside one every few minutes.
     rescue: where to write what the folder cannot hold; the system's temporary folder by default.
     on_step, on_epoch: as those of `fit`.
@@ -112,7 +114,7 @@ def train_into(
                     written.append(_kept(settings, dataset, network, done, parts[2], record, folder, rescue))
                     return folder.write_manifest()
 
-                _fit(settings, dataset, parts, folder, record, keeping, on_end, charged, resume=resume)
+                _fit(settings, dataset, parts, folder, record, keeping, on_end, charged, resume=resume, finish=finish)
         except BaseException as error:
             told = _told(error, folder, stop)
             folder.fail(told)
@@ -194,6 +196,7 @@ def _fit(
     charged: Sequence[Event],
     *,
     resume: bool,
+    finish: bool,
 ) -> Fit:
     trained, train_part, test_part = parts
     grouping, groups = find_grouping(dataset, settings.group_by), None
@@ -217,6 +220,7 @@ def _fit(
         earlier=[ledger_of(run) for run in settings.after],
         checkpoints=keeping,
         resume=folder.checkpoints if resume else None,
+        finish=finish,
         parts={"record": record, "settings": SameSettings(settings)},
         on_epoch=record.epoch,
         on_step=record.step,

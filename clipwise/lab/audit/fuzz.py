@@ -290,7 +290,7 @@ def _watched(place: Path) -> Iterator[list[str]]:
 
 
 def _ledger() -> Reader:
-    from clipwise.accounting import Ledger, StepEvent
+    from clipwise.accounting import Ledger, StepEvent, chain
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ledger.jsonl"
@@ -310,15 +310,15 @@ def _ledger() -> Reader:
         """A consistent chain around a line that holds something odd."""
         records = [json.loads(line) for line in data.splitlines()]
         place = chance.randrange(len(records))
-        forger, result = Ledger(None, hmac_key=None, block=1), b""
+        head, result = chain.GENESIS, b""
         for number, record in enumerate(records):
             kept = {name: value for name, value in record.items() if name not in ("prev", "sum")}
             if number == place:
                 kept = _other_values(kept, chance) if chance.random() < 0.9 else records[chance.randrange(len(records))]
             if not isinstance(kept, dict):
                 kept = {"kind": kept}
-            line = forger._seal(kept, forger._head)
-            forger._head = _sha256(line)
+            line = chain.seal(kept, head, None)
+            head = _sha256(line)
             result += line + b"\n"
         return result
 
@@ -382,6 +382,62 @@ def _load(path: Path, label: str | None = None) -> object:
     return load(str(path), label=label)
 
 
+def _table() -> Reader:
+    """A table with words, gaps and dates, as it is trained on and as it is described."""
+    rows = "".join(
+        f'{n},{"" if n % 5 else 3.5},"red, {n % 3}",2024-01-{n % 28 + 1:02d},{"no" if n % 2 else "yes"}\n'
+        for n in range(30)
+    )
+    words: dict[str, Any] = {
+        "label": "y",
+        "classes": ["no", "yes"],
+        "categories": {"c": "hashed:8"},
+        "dates": {"d": ["month"]},
+        "missing": {"*": "flag"},
+        "learn_ranges": True,
+    }
+
+    def read(place: Path) -> object:
+        from clipwise.data import load
+        from clipwise.data.describe import config_text, describe
+        from clipwise.data.table import read_table
+
+        described = describe(read_table(place / "own.csv"), None)
+        return load(str(place / "own.csv"), **words), described.label and config_text("own.csv", described)
+
+    return Reader("data, table", {"own.csv": f"a,b,c,d,y\n{rows}".encode()}, read)
+
+
+def _preprocessing() -> Reader:
+    from clipwise.data.columns import Category, Date, Hashed, Number, Words
+    from clipwise.data.preprocessing import Classes, Preprocessing, Row
+
+    kinds = (
+        Number("a", 0.0, 1.0, "flag"),
+        Category("c", ("x", "y")),
+        Hashed("h", 8, (1, 2)),
+        Words("w", 4),
+        Date("d", ("month",)),
+    )
+    text = Preprocessing(Row(kinds), Classes("y", ("no", "yes")), 0.2).to_json()
+    record = {
+        "a": ["0.5", ""],
+        "c": ["x", "z"],
+        "h": ["q", ""],
+        "w": ["so it is", ""],
+        "d": ["2024-01-31", "2023-02-01"],
+    }
+
+    def read(place: Path) -> object:
+        made = Preprocessing.from_json((place / "p.json").read_bytes().decode(errors="replace"))
+        return made.inputs.apply(record), made.target.encode(["no", "yes"])
+
+    def rebuild(data: bytes, chance: random.Random) -> bytes:
+        return json.dumps(_other_values(json.loads(data), chance)).encode()
+
+    return Reader("preprocessing", {"p.json": text.encode()}, read, rebuild=rebuild)
+
+
 def _checkpoint() -> Reader:
     import torch
 
@@ -413,5 +469,7 @@ READERS: dict[str, Callable[[], Reader]] = {
     "yaml": lambda: _config("c.yaml", _YAML),
     "csv": _csv,
     "npz": _npz,
+    "table": _table,
+    "preprocessing": _preprocessing,
     "checkpoint": _checkpoint,
 }

@@ -8,6 +8,7 @@
     compare.py    starts the workers and collects the rows
     report.py     rows as tables, for people and for Markdown
     machine.py    where a figure was measured
+    checks.py     the part of a run that its checks take
     accounting.py the time of accounting, beside two other libraries
 
 What is compared is the *step*: zero_grad, forward, loss, backward, optimizer.step, with the same weights, the same

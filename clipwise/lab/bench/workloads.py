@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -112,10 +113,10 @@ def _small_cnn() -> nn.Module:
 
 
 class _BagOfWords(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, vocabulary: int = 20_000, width: int = 64) -> None:
         super().__init__()
-        self.embed = nn.Embedding(20_000, 64)
-        self.out = nn.Linear(64, 10)
+        self.embed = nn.Embedding(vocabulary, width)
+        self.out = nn.Linear(width, 10)
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.out(self.embed(tokens).mean(1))
@@ -146,6 +147,23 @@ class _BiLSTM(nn.Module):
 
 def _tiny() -> nn.Module:
     return nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 10))
+
+
+def _tabular() -> nn.Module:
+    return nn.Sequential(nn.Linear(100, 64), nn.ReLU(), nn.Linear(64, 2))
+
+
+def _mlp(*widths: int) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        sizes = [784, *widths]
+        hidden = [m for a, b in pairwise(sizes) for m in (nn.Linear(a, b), nn.ReLU())]
+        return nn.Sequential(*hidden, nn.Linear(sizes[-1], 10))
+
+    return build
+
+
+def _deep() -> nn.Module:
+    return nn.Sequential(*[m for _ in range(200) for m in (nn.Linear(16, 16), nn.ReLU())], nn.Linear(16, 10))
 
 
 def _normal(*shape: int) -> Callable[[int], Tensor]:
@@ -210,6 +228,25 @@ WORKLOADS = {
             _tokens(8_000, 64),
             time_target=2.0,
             quick=True,
+        ),
+        Workload(
+            "small-cnn-b64",
+            "the small CNN, 26 thousand parameters, 64 rows",
+            64,
+            _small_cnn,
+            _normal(1, 28, 28),
+        ),
+        Workload("tabular-b64", "100-64-2, ReLU", 64, _tabular, _normal(100), classes=2, time_target=2.0),
+        Workload("mlp-204k-b64", "784-256-10, ReLU", 64, _mlp(256), _normal(784), time_target=1.8),
+        Workload("mlp-535k-b256", "784-512-256-10, ReLU", 256, _mlp(512, 256), _normal(784), time_target=1.3),
+        Workload("deep-200-b64", "200 times Linear(16, 16) and ReLU", 64, _deep, _normal(16), time_target=2.0),
+        Workload(
+            "vocabulary-1e5-b64",
+            "Embedding(100000, 32), mean of 64 tokens, linear",
+            64,
+            partial(_BagOfWords, 100_000, 32),
+            _tokens(100_000, 64),
+            time_target=2.0,
         ),
         Workload("tiny-b32", "two linear layers: for tests", 32, _tiny, _normal(20), memory_target=None, listed=False),
     )

@@ -84,7 +84,7 @@ def markdown(figures: Sequence[Figure], command: str, about: str) -> str:
 
 def ledger(steps: int, *, levels: int) -> list[Figure]:
     """One that a run of so many steps writes, with so many levels of noise one after the other: read, verified, accounted
-    for. (A schedule of noise goes by epochs; a level for each step is the worst that there is, and only told.)"""
+    for. (A schedule of noise goes by epochs; a level for each step is the worst that there is.)"""
     from clipwise.accounting import Ledger, StepEvent
     from clipwise.accounting.ledger import block_of
 
@@ -104,7 +104,7 @@ def ledger(steps: int, *, levels: int) -> list[Figure]:
         size = path.stat().st_size / 1e6
     what = f"ledger of {steps:,} steps, {levels:,} {'levels' if levels > 1 else 'level'} of noise"
     return [
-        Figure(f"{what}: read, verified, accounted for", read, "s", _LEDGER_SECONDS if levels < steps else None),
+        Figure(f"{what}: read, verified, accounted for", read, "s", _LEDGER_SECONDS),
         Figure(f"{what}: its size", size, "MB"),
         Figure(f"{what}: to write, a step", written / steps * 1e6, "microseconds"),
     ]

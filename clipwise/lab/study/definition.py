@@ -45,6 +45,7 @@ from clipwise.lab.tuning.share import Share
 from clipwise.training.config import make_config
 from clipwise.types import BadArgument
 
+FILES = Path(__file__).parent / "files"  # studies that come with Clipwise
 _FACTS = {"title": "", "source": "", "differs": "", "minutes": 0, "tuning_cost": "not said", "tuning": ""}
 _KEYS = {*_FACTS, "common", "grid", "variant", "picture", "quick"}
 _COSTS = ("none", "charged", "not charged", "not said")
@@ -112,15 +113,24 @@ class Study:
         return About(**facts, trials=tuple(trial.id for trial in self.trials), published=published, command=command)
 
 
+def located(path: Path) -> Path:
+    """A file, or by its name alone one of those that come with Clipwise (`clipwise study quick`)."""
+    ours = FILES / f"{path.name}.toml"
+    return ours if path.parent == Path() and not path.suffix and not path.exists() and ours.is_file() else path
+
+
 def read_study(path: Path, *, quick: bool = False, check: bool = True) -> Study:
     """The study with all its trials, checked: whatever is wrong with the hundredth is said before the first runs.
 
     Without `check`, data and models are left alone, for those who only want to know what is in the file.
     """
+    path = located(path)
     try:
         values = files.parse_toml(files.read_bytes(path, most=files.MOST_CONFIG).decode())
     except (OSError, UnicodeDecodeError, files.Malformed) as error:
-        raise BadArgument(f"study={str(path)!r} cannot be read ({error}); give a TOML file, see studies/") from error
+        raise BadArgument(
+            f"study={str(path)!r} cannot be read ({error}); give a TOML file, or a name from `clipwise study --list`"
+        ) from error
     return make_study(values, path, quick=quick, check=check)
 
 

@@ -134,13 +134,15 @@ def _notes(search: Search) -> list[str]:
         )
     elif plan.score_noise is not None:
         notes.append(
-            f"The choice was made by errors on {search.pieces[-1] if search.pieces else 0} records kept back, with noise of "
+            f"The choice was made by errors on about {search.pieces[-1] if search.pieces else 0} records kept back, with noise of "
             f"standard deviation {plan.score_noise:.4g}, covered by epsilon."
         )
     else:
         notes.append("The choice was made by the exponential mechanism on a part kept back, covered by epsilon.")
     if search.pieces is not None:
-        notes.append(f"Each run trained on {search.pieces[0]} of the records; config.toml names the whole data set.")
+        notes.append(
+            f"Each run trained on about {search.pieces[0]} of the records, each chosen by a keyed hash of its own content; config.toml names the whole data set."
+        )
     if not plan.strategy.losers_are_public:
         notes.append(
             "Epsilon covers the chosen run alone: the folder secret/ (the other runs, and how many there were) and the time that "

@@ -23,6 +23,7 @@ from clipwise.types import BadArgument
 PLAN, LEDGER, SECRET = "plan.json", "search.jsonl", "secret"
 ENDED, FAILED, STARTED = "ended", "failed, and charged", "started"
 AGAIN = "killed before anything was seen; runs again"
+ON = "killed; goes on from its last checkpoint"
 
 
 @dataclass(frozen=True)

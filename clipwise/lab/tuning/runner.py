@@ -7,9 +7,10 @@ The folder of a search:
     search.jsonl, trials/          every run with its options and score; for a strategy whose losers are secret they lie in
                                    secret/ instead, which nobody but the owner of the data may see
 
-Each run is written to search.jsonl before it starts. One that was killed before it left anything that could be seen is run
-again (with fresh randomness, if there is no seed): nobody has learnt anything from it. One that had left figures is charged
-as it is and not repeated: it keeps its place with the lowest score. The plan pays for all runs in advance, so nothing is ever
+Each run is written to search.jsonl before it starts. One that was killed goes on from its last checkpoint where that costs no
+more than was planned for it: with a seed, or stopped at a checkpoint. Else, one that had not left anything that could be
+seen is run again (with fresh randomness): nobody has learnt anything from it; and one that had left figures is charged as it
+is and not repeated: it keeps its place with the lowest score. The plan pays for all runs in advance, so nothing is ever
 charged twice. The same holds when the whole search is killed: called again with the same folder, it goes on.
 """
 
@@ -24,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from clipwise import validate
+from clipwise.accounting import Ledger
+from clipwise.checkpoint import Checkpoints
 from clipwise.keystream import Key
 from clipwise.lab.results import only_one
 from clipwise.lab.tuning import record as records
@@ -32,11 +35,12 @@ from clipwise.lab.tuning.coins import Coins
 from clipwise.lab.tuning.executors import Executor, get_executor
 from clipwise.lab.tuning.outcome import Finished, Tuned, finish
 from clipwise.lab.tuning.planning import SearchPlan, with_noise
-from clipwise.lab.tuning.record import AGAIN, ENDED, FAILED, STARTED, Record
+from clipwise.lab.tuning.record import AGAIN, ENDED, FAILED, ON, STARTED, Record
 from clipwise.lab.tuning.search import Search, prepare
 from clipwise.lab.tuning.trial import STATEMENT, Part, Spec, count_errors
 from clipwise.locks import Held, holding
 from clipwise.training import folder as run_folder
+from clipwise.training import unfinished
 from clipwise.training.folder import RunFolder
 from clipwise.types import BadArgument, ClipwiseError
 
@@ -129,6 +133,9 @@ def _trial(
     )
     if search.public_data is not None:
         config = config.model_copy(update={"data": search.public_data})
+    if part is not None:  # how many records it has is private: the rate is that of the plan
+        rate = float(config.expected_batch_size or 0) / part.pieces[part.trains]
+        config = config.model_copy(update={"sample_rate": rate})
     return _Trial(name, candidate, Spec(config, str((where / name).resolve()), part))
 
 
@@ -154,7 +161,8 @@ def _run_all(
         on_end(done, len(trials))
 
     def command(trial: _Trial) -> list[str]:
-        shutil.rmtree(trial.run, ignore_errors=True)  # what a killed run left behind, and nobody saw
+        if not _can_go_on(trial, search):
+            shutil.rmtree(trial.run, ignore_errors=True)  # what a killed run left behind, and nobody saw
         trial.spec_file.write_text(trial.spec.to_json(), encoding="utf-8")
         trial.tries += 1
         record.add(trial.name, event=STARTED, options=dict(trial.candidate.chosen))
@@ -165,8 +173,9 @@ def _run_all(
         for trial, ended in side_by_side(waiting, command, jobs):
             if ended.killed:
                 _wait_for(trial)
-            if ended.killed and trial.tries < _TRIES and not _seen(trial, search):
-                record.add(trial.name, event=AGAIN)
+            goes_on = ended.killed and _can_go_on(trial, search)
+            if ended.killed and trial.tries < _TRIES and (goes_on or not _seen(trial, search)):
+                record.add(trial.name, event=ON if goes_on else AGAIN)
                 again.append(trial)
                 continue
             if ended.result is None:
@@ -195,7 +204,7 @@ def _taken_over(trial: _Trial, search: Search, record: Record, key: Key) -> bool
         errors = None if trial.spec.part is None else count_errors(trial.spec)
         _score(trial, errors, search.plan, record, key)
         return True
-    if _seen(trial, search):
+    if _seen(trial, search) and not _can_go_on(trial, search):
         _fail(trial, record, "the search was killed while it ran")
         return True
     return False
@@ -239,6 +248,20 @@ def _seen(trial: _Trial, search: Search) -> bool:
     """Whether a run that was killed may have shown something: its folder is public and holds figures of an epoch."""
     public = search.plan.strategy.losers_are_public and search.public_data is None
     return public and (trial.run / "metrics.jsonl").exists()
+
+
+def _can_go_on(trial: _Trial, search: Search) -> bool:
+    """Whether a run that was killed goes on at no more than was planned for it: with a seed its steps are redone bit for bit and
+    charged once; without one nothing may be redone, so that it must have stopped at its last checkpoint."""
+    folder = RunFolder(trial.run)
+    try:
+        kept = Checkpoints(folder.checkpoints).newest()
+        if kept is None or unfinished.ended(folder):
+            return False
+        book = Ledger.read(folder.ledger)
+        return search.seed is not None or (book.closed and sum(event.count for event in book.events()) == kept.step)
+    except ClipwiseError:
+        return False  # damaged
 
 
 def _seed(seed: int | None, purpose: str) -> int | None:

@@ -20,6 +20,7 @@ from clipwise.types import BadArgument
 if TYPE_CHECKING:
     from clipwise.data import DataSet
 
+_LEAST_PART = 20  # records expected in a part: its size is random, and with 20 it is empty once in 5e8 times (e^-20)
 _HELD_OUT = 0.1  # share of the records that score, by default; a common choice, not tuned
 
 
@@ -60,6 +61,7 @@ def prepare(
     kept = {name: value for name, value in options.items() if name not in ("epsilon", "delta", "out")}
     seed = kept.get("seed")
     listed = make_candidates(kept, search, draw=draw, number=candidates, seed=seed)
+    _refuse_other_sampling(listed)
     cut = score == "held-out"
     parts = len(listed) if made.parts else None
     if samples is not None or steps is not None:
@@ -95,6 +97,14 @@ def prepare(
     return Search(plan, public_data, cuts, seed, tested=True)
 
 
+def _refuse_other_sampling(listed: Sequence[Candidate]) -> None:
+    for each in listed:
+        if each.config.sampling != "poisson":
+            raise BadArgument(
+                f"sampling={each.config.sampling!r}: what a search costs is known for Poisson sampling alone; leave it out"
+            )
+
+
 def _check_strategy(strategy: Strategy, uncharged: bool, public_data: str | None) -> None:
     if strategy.charged == uncharged:
         raise BadArgument(
@@ -122,7 +132,7 @@ def _checked_share(held_out: float | None, strategy: Strategy, score: str) -> fl
 def _check_data(name: str, dataset: DataSet, score: str, cuts: Sequence[int] | None) -> None:
     if score == "public" and dataset.test is None:
         raise BadArgument(f"data={name!r} has no test part to choose by; use score='held-out', which is charged")
-    if cuts is not None and min(cuts) < 1:
+    if cuts is not None and min(cuts) < _LEAST_PART:
         raise BadArgument(f"data={name!r} has too few records for {len(cuts)} parts; search over fewer")
 
 

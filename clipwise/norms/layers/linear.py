@@ -8,6 +8,7 @@ T x T Gram matrices (Li et al. 2021, "ghost" norms).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,7 @@ from clipwise.norms.kernel import (
     Direct,
     Ghost,
     Kernel,
+    Outer,
     Part,
     Way,
     gram_squared_norms,
@@ -38,7 +40,7 @@ class LinearKernel(Kernel):
         sums = {"bias": weights.to(bias.dtype) @ bias} if "bias" in call.params else {}
         if "weight" in call.params:  # the narrower side is scaled, which makes the smaller copy
             left, right = (b, scale_rows(a, weights)) if b.shape[-1] > a.shape[-1] else (scale_rows(b, weights), a)
-            sums["weight"] = left.flatten(0, 1).T @ right.flatten(0, 1)
+            sums["weight"] = left.flatten(0, -2).T @ right.flatten(0, -2)
         return sums
 
     def direct(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> dict[str, Tensor]:
@@ -51,12 +53,9 @@ class LinearKernel(Kernel):
         return grads
 
     def ghost(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> Part:
+        if b.shape[1:-1].numel() == 1:
+            return Outer(call.params, saved[0].flatten(1), b.flatten(1), partial(self.finish, call))
         a, b = flat(saved[0], b)
-        if a.shape[1] == 1:  # |b|^2 |a|^2 for the weight, |b|^2 for the bias
-            squares = sum_of_squares(b)
-            factor = sum_of_squares(a) if "weight" in call.params else torch.zeros_like(squares)
-            squares *= factor.add_(1) if "bias" in call.params else factor
-            return Ghost(squares, (a, b), lambda w, a, b: self.finish(call, w, a, b, b[:, 0]))
         bias = b.sum(1)  # as measured, so summed: terms that cancel are gone from both
         roles: dict[str, Callable[[], Tensor]] = {
             "weight": lambda: gram_squared_norms(a, b),

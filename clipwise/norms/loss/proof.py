@@ -84,6 +84,7 @@ class LossProof:
 
     def judge(self, batch: Any, reached: Reached, roots: Sequence[Any]) -> None:
         """Raises unless the pass from these roots may reach the taps of `batch`."""
+        batch.looked_at = None
         with self._distrusting(batch):
             if batch.rows == 1:  # the loss is this record's own, whatever it is
                 self._set_scale(batch, 1.0)
@@ -96,6 +97,7 @@ class LossProof:
 
     def backward(self, batch: Any, losses: Tensor) -> None:
         """From one loss a row: the sum of them, after a check that they are."""
+        batch.looked_at = None
         with self._distrusting(batch):
             self._refuse_shape(batch, losses)
             reached = reach([losses], [1.0])

@@ -35,6 +35,7 @@ class Trial:
         self.live[chosen] = True
         self.all_rows = True  # of the two runs, the first
         self.mixed: str | None = None  # the name of a layer
+        self.met: set[int] = set()  # taps, by id, in both runs
         self._lengths: dict[int, Tensor] = {}
 
     def arrive(self, tap: int, name: str, b: Tensor) -> None:
@@ -43,6 +44,7 @@ class Trial:
         if self.all_rows:
             self._lengths[tap] = _lengths(b[live])
             return
+        self.met.add(tap)
         before, after = self._lengths.get(tap), _lengths(b[live])
         if b[~live].nan_to_num(0.0, 0.0, 0.0).any() or before is None or _differ(before, after, b.dtype):
             self.mixed = name
@@ -61,6 +63,7 @@ def mixing_layer(batch: Any, values: Sequence[Row], dummy: Tensor, generator: to
         _send(edges, kept, dummy)
     finally:
         batch.trial = None
+    batch.looked_at = trial.met
     return trial.mixed
 
 

@@ -26,6 +26,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils._pytree import tree_flatten, tree_map
 
+from clipwise.randomness import held, seed_all
+
 # Operations of a loop between loader and backward; one that has more is not followed. Chosen, not measured.
 MOST_STEPS = 5000
 # Rows that the others are replaced by, time after time: many, which leaves the batch much as it was, and one, which moves its
@@ -74,9 +76,7 @@ class Witness(TorchFunctionMode):
 
     def start(self) -> None:
         self._frames = _frames_compiled()
-        # Below the modes of the user (`with torch.device(...)` around the loop), who will take the topmost away for theirs.
-        others = _get_current_function_mode_stack()
-        _set_modes([self, *(mode for mode in others if not (isinstance(mode, Witness) and mode._done))])
+        self._take_place()
 
     def stop(self) -> None:
         """No more is taken down. (Who calls this from inside a torch function has to call `leave` later.)"""
@@ -84,16 +84,27 @@ class Witness(TorchFunctionMode):
 
     def leave(self) -> None:
         self.stop()
+        if self._step_aside() and _frames_compiled() != self._frames:
+            torch._dynamo.reset()  # what was run step by step for our sake may be compiled from now on
+
+    def _take_place(self) -> None:
+        # Below the modes of the user (`with torch.device(...)` around the loop), who will take the topmost away for theirs.
+        others = [m for m in _get_current_function_mode_stack() if not (isinstance(m, Witness) and m._done)]
+        _set_modes([self, *(mode for mode in others if mode is not self)])
+
+    def _step_aside(self) -> bool:
+        """Whether it had been in its place: torch's functions cost nothing more then."""
         modes = _get_current_function_mode_stack()
         if self in modes:
             _set_modes([mode for mode in modes if mode is not self])
-            if _frames_compiled() != self._frames:  # what was run step by step for our sake may be compiled from now on
-                torch._dynamo.reset()
+            return True
+        return False
 
     def pause(self, given: Any, *, lost: bool = False) -> None:
         """The model runs: what it does with its input is looked at elsewhere. `lost`: what comes out will not be followed."""
         self._left |= lost
         if self._taking_down:
+            self._step_aside()
             self._inputs += [
                 n for x in tree_flatten(given)[0] if isinstance(x, Tensor) and (n := self._slot(x)) is not None
             ]
@@ -104,6 +115,8 @@ class Witness(TorchFunctionMode):
         for x, dim in outputs:
             self._outputs[self._follow(x)] = dim
         self._taking_down = not self._done
+        if self._taking_down:
+            self._take_place()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __torch_function__(
@@ -233,8 +246,8 @@ class Witness(TorchFunctionMode):
         def current(x: Any) -> Any:
             return now[x] if isinstance(x, _Slot) else x
 
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+        with held():
+            seed_all(0)
             for func, args, kwargs, made, grad in self._steps:
                 with torch.set_grad_enabled(grad):
                     result = func(*tree_map(current, args), **tree_map(current, kwargs))

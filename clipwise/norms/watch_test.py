@@ -1,0 +1,90 @@
+"""One pass over a model's members sees every replacement; the watch sees what a step may not change."""
+
+import pytest
+import torch
+from torch import nn
+
+from clipwise.norms.watch import Members, Watch
+from clipwise.types import LoopMisuse
+
+
+def model():
+    made = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.ReLU())
+    made[1].eval()
+    return made
+
+
+def replace_buffer(m):
+    m[1].running_mean = m[1].running_mean.clone()
+
+
+def add_buffer(m):
+    m[2].register_buffer("seen", torch.zeros(1))
+
+
+def replace_parameter(m):
+    m[0].weight = nn.Parameter(m[0].weight.detach().clone())
+
+
+def remove_parameter(m):
+    m[0].bias = None
+
+
+def add_module(m):
+    m.append(nn.Dropout(0.1))
+
+
+def replace_module(m):
+    m[2] = nn.Tanh()
+
+
+@pytest.mark.parametrize(
+    "change", [replace_buffer, add_buffer, replace_parameter, remove_parameter, add_module, replace_module]
+)
+def test_members_see_what_was_replaced_added_or_removed(change):
+    made = model()
+    members = Members(made)
+    assert members.unchanged()
+    change(made)
+    assert not members.unchanged()
+    assert Members(made).unchanged()
+
+
+def watched(steps):
+    made = model()
+    watch = Watch(made, {id(p) for p in made[0].parameters()})
+    watch.begin()
+    for _ in range(steps):
+        watch.check()
+    return made, watch
+
+
+def write(m):
+    m[1].running_mean.add_(1)
+
+
+def write_frozen(m):
+    with torch.no_grad():
+        m[1].weight.add_(1)
+
+
+@pytest.mark.parametrize("change", [replace_buffer, add_buffer, write, write_frozen])
+def test_a_change_is_refused_at_its_step(change):
+    made, watch = watched(steps=5)  # not one after which everything is gone through
+    change(made)
+    with pytest.raises(LoopMisuse, match=r"running_mean|seen|weight"):
+        watch.check()
+
+
+@pytest.mark.parametrize("how", ["data", "dictionary"])
+def test_what_leaves_no_trace_is_seen_later(how):
+    """A write past torch's counters, and a whole dictionary put in the place of torch's."""
+    made, watch = watched(steps=4)
+    if how == "data":
+        made[1].running_mean.data.add_(1)
+    else:
+        made[1].__dict__["_buffers"] = {k: b.clone() for k, b in made[1]._buffers.items()}
+    for _ in range(3):  # up to the 7th
+        watch.check()
+    with pytest.raises(LoopMisuse, match="running_mean"):
+        watch.check()
