@@ -30,11 +30,16 @@ def test_the_adversarial_loop_of_the_docs_runs():
     assert "private.outside() was used" in names["private"].statement().to_markdown()
 
 
-def test_the_loop_of_the_page_on_hugging_face_runs(capsys):
+@pytest.mark.filterwarnings("ignore")  # of transformers, about its own changes
+def test_the_loops_of_the_page_on_hugging_face_run(capsys, tmp_path, monkeypatch):
     pytest.importorskip("transformers")
-    (code,) = blocks(ROOT / "docs" / "hugging_face.md")
-    exec(compile(code, "hugging_face.md", "exec"), {"__name__": "page"})
-    assert "one class a record" in capsys.readouterr().out
+    pytest.importorskip("accelerate")
+    monkeypatch.chdir(tmp_path)
+    codes = blocks(ROOT / "docs" / "hugging_face.md")
+    assert len(codes) == 2
+    for code in codes:
+        exec(compile(code, "hugging_face.md", "exec"), {"__name__": "page"})
+        assert "one class a record" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -34,6 +34,7 @@ LAYERS = (
     ("automatic",),
     ("dropin", "forecast"),
     ("loop",),
+    ("integrations",),
     ("hf",),
     ("data",),
     ("models", "fairness"),

@@ -1,7 +1,7 @@
 """Gaussian differential privacy: exact without sampling, and a limit theorem for sampled runs that is *not* a bound.
 
-Formal guarantee: `gaussian_epsilon` and `gdp_epsilon` are exact (rounded up) for Gaussian releases of the whole data
-set: n releases with noise multipliers s_i are one with mu^2 = sum 1 / s_i^2, and
+Formal guarantee: `gaussian_epsilon` is exact (rounded up) for a Gaussian release of the whole data set; n releases with
+noise multipliers s_i are one with mu^2 = sum 1 / s_i^2, and
 
     delta(epsilon) = Phi(mu/2 - epsilon/mu) - exp(epsilon) Phi(-mu/2 - epsilon/mu).
 
@@ -24,23 +24,8 @@ from scipy.special import log_ndtr
 
 from clipwise import validate
 from clipwise.accounting.events import StepEvent, merge
-from clipwise.types import BadArgument
 
 _DELTA_REMEDY = "give a probability well below 1 / number of records, such as 1e-5"
-
-
-def gdp_epsilon(events: Iterable[StepEvent], delta: float) -> float:
-    """Epsilon at delta of releases of the whole data set (sample_rate 1), exactly, rounded up."""
-    delta = validate.probability("delta", delta, one_allowed=False, remedy=_DELTA_REMEDY)
-    merged = merge(events)
-    for event in merged:
-        if event.sample_rate != 1:
-            raise BadArgument(
-                f"sample_rate={event.sample_rate!r}: GDP is exact for sample_rate=1 only; use the pld accountant, "
-                "or clt_estimate for an approximation that is not a bound"
-            )
-    mu = _mu(merged)
-    return gaussian_epsilon(1 / mu, delta) if mu > 0 else 0.0
 
 
 def gaussian_delta(noise: float, epsilon: float) -> float:

@@ -8,7 +8,8 @@ records that no budget pays for, so features stay as they are unless a *public* 
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,9 +74,10 @@ def load_own(
             f"data of type {type(data).__name__}: give a path, a DataFrame, a Hugging Face data set, or columns by name"
         )
     what = "the data" if path is None else str(path)
-    understood = understand(
-        table, words, what=what, regression=regression, vocabulary=vocabulary, standardize=standardize
-    )
+    with _naming(what):
+        understood = understand(
+            table, words, what=what, regression=regression, vocabulary=vocabulary, standardize=standardize
+        )
     train, test = _split(table, words.test_fraction, what)
     inputs, target = understood.preprocessing.inputs, understood.preprocessing.target
     empty = DataSet(
@@ -94,8 +96,20 @@ def load_own(
         vocabulary_size=getattr(inputs, "size", None),
         padding=getattr(inputs, "padding", None),
     )
-    made = _encoded(empty, understood.preprocessing, train, test)
+    with _naming(what):
+        made = _encoded(empty, understood.preprocessing, train, test)
     return replace(made, unlearned=Unlearned(understood, train, test)) if understood.to_learn else made
+
+
+@contextmanager
+def _naming(what: str) -> Iterator[None]:
+    """An error about a column says of which file."""
+    try:
+        yield
+    except BadArgument as error:
+        if what in str(error):
+            raise
+        raise BadArgument(f"{what}: {error}") from error
 
 
 def _encoded(dataset: DataSet, made: Preprocessing, train: Table, test: Table | None) -> DataSet:

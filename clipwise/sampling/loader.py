@@ -163,6 +163,12 @@ def check_loader(loader: DataLoader[Any]) -> int:
         raise Unsupported(
             "loader: an IterableDataset has no records to sample by index; use a map-style data set (with __getitem__ and __len__)"
         )
+    if type(loader).__module__.startswith("accelerate."):
+        raise Unsupported(
+            "loader: it was prepared by accelerate, which draws and cuts batches in its own way; give attach() the DataLoader as it was before "
+            "accelerator.prepare(), and go through private.loader. In one process model and optimizer need no preparing either; move "
+            "batches to the device yourself"
+        )
     if loader.batch_size is None:
         raise Unsupported(
             "loader: batch_size=None or a batch_sampler of your own decides the batches; give a DataLoader with a batch_size"
