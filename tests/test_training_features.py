@@ -191,7 +191,7 @@ def test_train_an_autoencoder_and_repeat_it():
     assert lines[-1]["test_loss"] == result["test_loss"]
     assert answer("train", "--config", "a/config.toml", "--out", "b")["test_loss"] == result["test_loss"]
     shown = CliRunner().invoke(app, ["train", "--config", "a/config.toml", "--out", "c"])
-    assert f"squared error {result['test_loss']:.6f} on test data" in shown.stdout
+    assert f"squared-error {result['test_loss']:.6f} on test data" in shown.stdout
 
 
 def test_train_an_autoencoder_with_groups():

@@ -200,7 +200,7 @@ def _summary(result: Mapping[str, Any], folder: RunFolder) -> None:
         guarantee += f" ({result['accountant']} accountant)"
     accuracy = "no test data" if result["accuracy"] is None else f"{result['accuracy']:.2%} on test data"
     if "test_loss" in result:
-        accuracy = f"loss {result['test_loss']:.6f} on test data"
+        accuracy = f"{result['loss']} {result['test_loss']:.6f} on test data"
     if "errors" in result:
         found = result["errors"]
         accuracy = f"off by {found['mae']:.6g} on average on test data (R^2 {found['r2'] if found['r2'] is None else round(found['r2'], 4)})"
