@@ -448,11 +448,12 @@ def test_a_private_number_of_records():
     assert "size='private' and sample_rate" in refused(*run, "--delta", 1e-4, "--batch", 50, "--sample-rate", 0.1)
     result = answer(*run, "--delta", 1e-4, "--batch", 50, "--test-fraction", 0)
     assert 2.5 < result["epsilon"] <= 3
-    assert result["sample_rate"] != 50 / 437
     assert "private: a count with noise" in Path(f"{result['run_dir']}/statement.md").read_text()
     assert tomllib.loads(Path(f"{result['run_dir']}/config.toml").read_text())["size"] == "private"
-    again = answer("train", "--config", f"{result['run_dir']}/config.toml", "--out", "again")
-    assert again["sample_rate"] != result["sample_rate"]  # counted anew, and charged again
+    config = f"{result['run_dir']}/config.toml"
+    more = [answer("train", "--config", config, "--out", f"again-{i}")["sample_rate"] for i in range(3)]
+    # Counted anew each time: all four alike, or all exact, by a chance of one in 10^4
+    assert len({result["sample_rate"], *more}) > 1
 
 
 def test_a_record_with_nan_does_not_stop_the_run():
