@@ -26,14 +26,6 @@ class Trial:
     @property
     def id(self) -> str:
         options = self.config.model_dump(exclude={"out", "tensorboard"}, exclude_none=True)
-        if options["effort"] == TrainConfig.model_fields["effort"].default:
-            del options[
-                "effort"
-            ]  # so that trials from before there was one keep their names; and so with the optimizer
-        from clipwise.automatic.choice import is_automatic  # imports torch
-
-        if not is_automatic(self.config.method):
-            options.setdefault("optimizer", "sgd")
         if self.share is not None:
             options["tuning"] = asdict(self.share)
         if (content := content_of(self.config)) is not None:
