@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 .PHONY: demo test docs
 
 demo: .venv/installed
-	@out=runs/demo-$$(date +%Y%m%d-%H%M%S) && $(BIN)/clipwise train --out $$out && $(BIN)/clipwise report $$out
+	@out=runs/demo-$$(date +%Y%m%d-%H%M%S) && $(BIN)/clipwise train --effort quick --out $$out && $(BIN)/clipwise report $$out
 
 test: .venv/installed-dev
 	$(BIN)/ruff check .

@@ -1,12 +1,13 @@
 """The drop-in for an existing training loop: model, optimizer and loader in; the same three out, private.
 
-    private = clipwise.attach(model, optimizer, loader, epsilon=3.0, delta=1e-5, epochs=10)
-    for epoch in range(10):
+    private = clipwise.attach(model, loader=loader, epsilon=3.0)
+    for epoch in private.epochs():
         for x, y in private.loader:
-            optimizer.zero_grad()
+            private.optimizer.zero_grad()
             losses = criterion(model(x), y)  # reduction="none": one loss a row
             private.backward(losses)  # or loss.backward() on their mean
-            optimizer.step()
+            private.optimizer.step()
+    private.detach()
     print(private.epsilon(), private.statement().to_markdown())
 
 Model and optimizer stay the objects they were. The backward pass leaves no gradient on the parameters;
@@ -23,6 +24,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from operator import is_
 from pathlib import Path
 from types import MethodType
@@ -33,9 +35,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
+from clipwise.automatic.choice import Choice, Stated, choose
+from clipwise.automatic.pilot import adam
+from clipwise.automatic.prepare import accompany, begin
+from clipwise.automatic.task import OfBatch, Task, inferred, of_batches
 from clipwise.mechanism import split, takes_options
 from clipwise.norms import Members
 from clipwise.run import Run
+from clipwise.sampling import check_loader
 from clipwise.statement import Statement
 from clipwise.types import BadArgument, LoopMisuse
 
@@ -63,7 +70,7 @@ class PrivateLoader:
 class Private:
     """A loop made private. Made by `attach`; `detach` gives everything back."""
 
-    def __init__(self, run: Run, optimizer: Optimizer, loader: DataLoader[Any], lr_scheduler: Any):
+    def __init__(self, run: Run, optimizer: Optimizer, loader: DataLoader[Any], lr_scheduler: Any, choice: Choice):
         self.run = run
         self.model = run.model
         self.optimizer = optimizer
@@ -75,13 +82,15 @@ class Private:
         self._blocks = 0  # of `outside` that are open
         self._plain_step: Any = None
         self._plain_kind: type | None = None  # of the scheduler
+        self._average, pilot = accompany(run, optimizer, choice)
+        run.on_close(self._average.finish)
         self._members = Members(run.model)
         self._held: list[nn.Parameter] = []  # by the optimizer, and trained, when all was looked at last
         self._frozen: list[nn.Parameter] = []
         run.on_close(self._uninstall)
         try:
-            more = {} if lr_scheduler is None else {"scheduler": lr_scheduler}
-            run.restore(**more)
+            parts = {"scheduler": lr_scheduler, "pilot": pilot, "average": self._average if choice.averages else None}
+            run.restore(**{name: part for name, part in parts.items() if part is not None})
             self._left_of_epoch = -run.state.step % len(self.loader)
             self._install()
         except BaseException:
@@ -117,8 +126,16 @@ class Private:
         return range(done, max(done, math.ceil((self.run.plan.steps or 0) / len(self.loader))))
 
     def detach(self) -> None:
-        """Model, optimizer and scheduler as they were; the ledger is closed. May be called twice."""
+        """Model, optimizer and scheduler as they were; the ledger is closed. Of an automatic run the model has the averaged
+        weights from then on. May be called twice."""
         self.run.close()
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The model has the averaged weights in this block, as it will after `detach`: for a look at them between two epochs. The
+        weights as they are, where nothing is averaged."""
+        with self._average.in_place():
+            yield
 
     @contextmanager
     def outside(self) -> Iterator[None]:
@@ -242,6 +259,7 @@ class Private:
             step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
         self._had_own_step = "step" in self.optimizer.__dict__
         self.optimizer.step = MethodType(step, self.optimizer)  # type: ignore[method-assign]
+        self.run.on_close(self.optimizer.register_step_post_hook(lambda *_: self._average.update()).remove)
         self._plain_step = plain_step
         if self._scheduler is not None:
             # By a class of its own, not an attribute: schedulers save their attributes.
@@ -269,9 +287,11 @@ class Private:
 @takes_options
 def attach(
     model: nn.Module,
-    optimizer: Optimizer,
-    loader: DataLoader[Any],
+    optimizer: Optimizer | None = None,
+    loader: DataLoader[Any] = None,  # type: ignore[assignment]  # refused; optimizer, which may be left out, comes first
     *,
+    lr: float | str | None = None,
+    loss: OfBatch | None = None,
     loss_reduction: str = "mean",
     loss_declared: str | None = None,
     lr_scheduler: Any = None,
@@ -284,10 +304,20 @@ def attach(
 ) -> Private:
     """Make an existing training loop private. Everything is checked here, before any data is touched.
 
-        private = clipwise.attach(model, optimizer, loader, epsilon=3.0, delta=1e-5, epochs=10)
+        private = clipwise.attach(model, loader=loader, epsilon=3.0)
+        for epoch in private.epochs():
+            for x, y in private.loader: ...
+                private.optimizer.step()
+        private.detach()
+
+    Whatever is not stated is found or follows from public facts (docs/methods/auto.md); private.statement() lists it.
 
     The loop:
-        model, optimizer, loader: as they are; they are not wrapped, and `private.loader` gives batches of the same data.
+        model, optimizer, loader: as they are; they are not wrapped, and `private.loader` gives batches of the same data. Without
+            an optimizer, private.optimizer is Adam at a rate that is found, or at `lr`.
+        lr: a learning rate, where no optimizer is given; 'auto' finds that of one that is.
+        loss: for finding a rate: a function of model and batch that returns one loss a row, or (losses, right) with right in
+            0..1 for each row. By default it is inferred, for batches of (inputs, targets).
         loss_reduction: how the loss that you call backward() on combines the examples, "mean" or "sum"; that it treats
             each alone is proved from its graph, or refused. private.backward(losses) needs none.
         loss_declared: "row-wise" is your word for a loss that cannot be proved so; the statement quotes it (docs/losses.md).
@@ -299,23 +329,11 @@ def attach(
         earlier: ledgers of earlier runs on the same data, whose charges count in this budget.
         resume: a folder that `private.save` wrote to; the run goes on from its last whole checkpoint.
     """
-    if lr_scheduler is not None and getattr(lr_scheduler, "optimizer", None) is not optimizer:
-        raise BadArgument(
-            f"lr_scheduler={type(lr_scheduler).__name__} is no learning-rate scheduler of this optimizer; make one on it, or leave it out"
-        )
-    if isinstance(lr_scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-        warnings.warn(
-            "clipwise: ReduceLROnPlateau moves the rate by the figure that you give it; give it one on public data (a loss on training "
-            "records is outside the guarantee)",
-            stacklevel=2,
-        )
-    mechanism, performance = split(options)
-    run = Run(
-        model,
-        optimizer,
-        loader,
-        mechanism,
-        performance,
+    choice = choose(*split(options), Stated(check_loader(loader), optimizer, lr, loader.batch_size, open_ended=True))
+    _check_scheduler(lr_scheduler, optimizer, choice)
+    made = _optimizer(model, optimizer, choice)
+    run = begin(
+        *(model, made, loader, choice, partial(_task, model, loader, loss)),
         loss_reduction=loss_reduction,
         loss_declared=loss_declared,
         pad_to=pad_to,
@@ -325,12 +343,49 @@ def attach(
         resume=resume,
         notify=lambda message: warnings.warn(message, stacklevel=2),
     )
-    return _installed(run, optimizer, loader, lr_scheduler)
+    if choice.averages:
+        run.automatic.append(
+            "private.detach() puts the average into the model; `with private.averaged():` shows it before"
+        )
+    return _installed(run, made, loader, lr_scheduler, choice)
 
 
-def _installed(run: Run, optimizer: Optimizer, loader: DataLoader[Any], lr_scheduler: Any) -> Private:
+def _task(model: nn.Module, loader: DataLoader[Any], loss: OfBatch | None) -> Task:
+    return inferred(model, loader) if loss is None else of_batches(model, loss, loader)
+
+
+def _optimizer(model: nn.Module, optimizer: Optimizer | None, choice: Choice) -> Optimizer:
+    if optimizer is not None:
+        return optimizer
+    if not choice.averages:
+        raise BadArgument(
+            f"optimizer=None: method={choice.mechanism.method!r} needs one; make one on model.parameters(), or use method='auto'"
+        )
+    return adam(model.parameters(), *(() if choice.rate is None else (choice.rate,)))
+
+
+def _check_scheduler(lr_scheduler: Any, optimizer: Optimizer | None, choice: Choice) -> None:
+    if lr_scheduler is None:
+        return
+    if choice.finds_rate:
+        raise BadArgument(
+            "lr_scheduler: the rate is found by the run (lr='auto'), which sets it; leave one of the two out"
+        )
+    if getattr(lr_scheduler, "optimizer", None) is not optimizer:
+        raise BadArgument(
+            f"lr_scheduler={type(lr_scheduler).__name__} is no learning-rate scheduler of this optimizer; make one on it, or leave it out"
+        )
+    if isinstance(lr_scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        warnings.warn(
+            "clipwise: ReduceLROnPlateau moves the rate by the figure that you give it; give it one on public data (a loss on training "
+            "records is outside the guarantee)",
+            stacklevel=3,
+        )
+
+
+def _installed(run: Run, optimizer: Optimizer, loader: DataLoader[Any], lr_scheduler: Any, choice: Choice) -> Private:
     try:
-        return Private(run, optimizer, loader, lr_scheduler)
+        return Private(run, optimizer, loader, lr_scheduler, choice)
     except BaseException:
         run.close()  # the ledger's lock, and the model, are not kept by a run that never was
         raise

@@ -32,7 +32,7 @@ class Options(BaseModel):
 class Mechanism(Options):
     """What is private about a run. An option that is None follows from the data or from the others (see `plans.make`)."""
 
-    method: Any = Field("fixed", description="The clipping method: a name from `clipwise methods`, or a Method.")
+    method: Any = Field("auto", description="The clipping method: a name from `clipwise methods`, or a Method.")
     method_options: dict[str, Any] = Field(default_factory=dict, description="Options of the method.")
     epsilon: float | None = Field(None, description="The budget; inf trains without privacy.")
     noise_multiplier: float | None = Field(None, description="Noise std / l2 bound, instead of an epsilon.")

@@ -100,7 +100,7 @@ def test_the_block_gives_the_model_back_also_by_an_error():
 def test_a_mechanism_may_be_given_whole_but_not_twice():
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    mechanism = clipwise.Mechanism(noise_multiplier=1.0, epochs=1, seed=0)
+    mechanism = clipwise.Mechanism(noise_multiplier=1.0, epochs=1, seed=0, method="fixed")
     loader = DataLoader(data(), batch_size=40)
     with clipwise.Run(model, optimizer, loader, mechanism, clipwise.Performance(max_physical_batch=9)) as run:
         assert (run.mechanism, run.performance.max_physical_batch) == (mechanism, 9)

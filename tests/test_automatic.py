@@ -29,7 +29,10 @@ from clipwise.noise import GaussianNoise
 from clipwise.plans import SAMPLING
 from clipwise.run import Run
 
-RECORDS, LENGTH = 400, {"epochs": 5, "expected_batch_size": 100}  # 20 steps, and a race of 5 rates, 5 steps each
+RECORDS, LENGTH = 400, {"epochs": 5, "expected_batch_size": 100}  # 20 steps
+PLAN = rule.measuring(rule.gaussian_mu(3.0, 1e-5), 20)
+RACED = sum(each.rates * each.steps for each in PLAN.rounds)
+MEASURED = 1 + RACED + len(PLAN.rounds)  # histogram, steps of the race, scores
 SHORT = {"epsilon": 3.0, "delta": 1e-5, "method": "auto", "seed": 1, **LENGTH}
 
 
@@ -75,7 +78,7 @@ class Drawn:
 def test_all_of_it_is_inside_the_target(accountant, tmp_path):
     done = clipwise.fit(network(), records(), accountant=accountant, ledger=tmp_path / "ledger.jsonl", **SHORT)
     book = Ledger.read(tmp_path / "ledger.jsonl")
-    assert sum(event.count for event in book.events()) == 1 + 5 * 5 + 1 + 20 == done.statement.steps
+    assert sum(event.count for event in book.events()) == MEASURED + 20 == done.statement.steps
     assert done.statement.planned_steps == done.statement.steps
     spent = epsilon(book.events(), 1e-5, accountant).value
     assert 2.99 < spent <= 3.0
@@ -83,19 +86,24 @@ def test_all_of_it_is_inside_the_target(accountant, tmp_path):
 
 
 def test_noise_and_charges_are_the_same_events(monkeypatch, tmp_path):
-    """By hand: std 1 x h for the histogram, RACE_NOISE sigma for steps of the race, sqrt 5 x s for its scores, sigma for the rest."""
+    """By hand: std 1 x h for the histogram, k sigma for steps of a round, sqrt(rates) x s for its scores, sigma for the rest."""
     drawn = Drawn(monkeypatch)
     done = clipwise.fit(network(), records(), ledger=tmp_path / "ledger.jsonl", **SHORT)
-    sigma, mu = done.noise_multiplier, rule.gaussian_mu(3.0, 1e-5)
-    h, s = 1 / (mu * math.sqrt(rule.HISTOGRAM_SHARE)), 1 / (mu * math.sqrt(rule.SCORE_SHARE))
-    by_hand = [h, *[rule.RACE_NOISE * sigma] * 25, math.sqrt(5) * s, *[sigma] * 20]
-    assert drawn.stds == pytest.approx(by_hand)
-    charged, expected = Counter(), Counter()
-    for e in Ledger.read(tmp_path / "ledger.jsonl").events():
-        charged[e.sample_rate, round(e.noise_multiplier, 9)] += e.count
-    for rate, noise, count in ((1.0, h, 1), (1.0, s, 1), (0.25 / 3, rule.RACE_NOISE * sigma, 25), (0.25, sigma, 20)):
-        expected[rate, round(noise, 9)] += count
-    assert charged == expected
+    sigma = done.noise_multiplier
+    by_hand, expected = [PLAN.histogram_noise], [(1.0, PLAN.histogram_noise, 1)]
+    for rates, steps, noise, scores, part in PLAN.rounds:
+        by_hand += [noise * sigma] * (rates * steps) + [math.sqrt(rates) * scores]
+        expected += [(0.25 * part, noise * sigma, rates * steps), (1.0, scores, 1)]
+    assert drawn.stds == pytest.approx([*by_hand, *[sigma] * 20])
+    events = [(e.sample_rate, e.noise_multiplier, e.count) for e in Ledger.read(tmp_path / "ledger.jsonl").events()]
+    assert totals(events) == totals([*expected, (0.25, sigma, 20)])
+
+
+def totals(events):
+    counts = Counter()
+    for rate, noise, count in events:
+        counts[round(rate, 9), round(noise, 9)] += count
+    return counts
 
 
 def test_with_a_schedule_of_the_noise_the_race_stays_at_its_own(monkeypatch, tmp_path):
@@ -104,8 +112,10 @@ def test_with_a_schedule_of_the_noise_the_race_stays_at_its_own(monkeypatch, tmp
         network(), records(), ledger=tmp_path / "ledger.jsonl", **SHORT, schedule="step:decay=0.5,every=2"
     )
     sigma = done.noise_multiplier
-    assert drawn.stds[1:26] == pytest.approx([rule.RACE_NOISE * sigma] * 25)
-    assert drawn.stds[27:] == pytest.approx([sigma] * 8 + [sigma / math.sqrt(2)] * 8 + [sigma / 2] * 4)
+    first = PLAN.rounds[0]
+    raced = first.rates * first.steps
+    assert drawn.stds[1 : 1 + raced] == pytest.approx([first.noise * sigma] * raced)
+    assert drawn.stds[MEASURED:] == pytest.approx([sigma] * 8 + [sigma / math.sqrt(2)] * 8 + [sigma / 2] * 4)
     assert 2.98 < done.epsilon <= 3.0
 
 
@@ -125,7 +135,7 @@ def test_every_release_is_charged_before_its_noise(monkeypatch):
     monkeypatch.setattr(Ledger, "charge", charge)
     monkeypatch.setattr(GaussianNoise, "add", add)
     clipwise.fit(network(), records(), **SHORT)
-    assert len(balance) == 2 * 47
+    assert len(balance) == 2 * (MEASURED + 20)
 
 
 def test_no_two_releases_share_their_noise(monkeypatch):
@@ -222,7 +232,7 @@ def test_the_race_runs_each_rate_from_the_first_weights(monkeypatch):
     model = network()
     first = weights(model)
     found = prepared(model)
-    assert len(starts) == rule.RATES
+    assert len(starts) == sum(each.rates for each in PLAN.rounds)
     assert all(torch.equal(start, first) and not state for start, state, _ in starts)
     assert [rate for *_, rate in starts] == sorted({rate for *_, rate in starts})
     assert found.measured.epsilon() < 3.0
@@ -274,7 +284,7 @@ def test_what_measuring_costs_is_known_from_public_facts():
 
     mechanism = Mechanism(**SHORT)
     facts = Facts(RECORDS, 83, 100)
-    assert sum(p.steps for p in phases(mechanism, facts)) == 25
+    assert sum(p.steps for p in phases(mechanism, facts)) == RACED
     assert phases(mechanism, facts) == phases(mechanism, facts._replace(parameters=10**6))
 
 
@@ -296,7 +306,7 @@ def test_an_optimizer_of_the_users_own_keeps_its_rate_and_nothing_is_measured(tm
 
 def test_lr_auto_sets_the_rate_of_the_users_optimizer(tmp_path):
     done, events = events_of(tmp_path, optimizer=lambda p: torch.optim.SGD(p, lr=99.0, momentum=0.9), lr="auto")
-    assert sum(e.count for e in events) == 47
+    assert sum(e.count for e in events) == MEASURED + 20
     first = rule.sgd_rate(done.method.rate, done.noise_multiplier / 100, 0.9)
     assert done.history[0]["lr"] == pytest.approx(first)  # before the rate may rise
 
@@ -361,7 +371,7 @@ def test_gradients_of_values_keep_their_sizes_below_the_released_median():
 def test_a_stated_noise_measures_at_multiples_of_it(tmp_path):
     done, events = events_of(tmp_path, epsilon=None, noise_multiplier=2.0)
     noises = {e.noise_multiplier: e.count for e in events if e.sample_rate < 1}
-    assert noises == {2.0: 20, 2.0 * rule.RACE_NOISE: 25}
+    assert noises == {2.0: 20, 2.0 * PLAN.rounds[0].noise: RACED}
     assert done.epsilon == pytest.approx(epsilon(events, 1e-5, "best").value)
 
 
@@ -376,7 +386,7 @@ def test_without_privacy_nothing_is_measured():
 def test_a_private_size_is_counted_once_and_used_for_the_scores(tmp_path):
     done, events = events_of(tmp_path, size="private")
     assert sum(e.count for e in events) == done.statement.steps
-    assert sum(e.count for e in events if e.sample_rate == 1) == 3
+    assert sum(e.count for e in events if e.sample_rate == 1) == 1 + MEASURED - RACED
     assert done.epsilon <= 3.0
 
 
@@ -401,10 +411,10 @@ def test_killed_while_it_races_it_begins_again_and_pays_again(monkeypatch, tmp_p
         clipwise.fit(model, records(), ledger=path, **SHORT)
     assert torch.equal(weights(model), first)
     lost = sum(e.count for e in Ledger.read(path).events())
-    assert lost == 1 + 3 * 5
+    assert lost == 1 + 3 * PLAN.rounds[0].steps
     again = clipwise.fit(model, records(), ledger=path, **SHORT)
     plainly = clipwise.fit(network(), records(), **SHORT)
-    assert sum(e.count for e in Ledger.read(path).events()) == lost + 47
+    assert sum(e.count for e in Ledger.read(path).events()) == lost + MEASURED + 20
     assert 2.99 < again.epsilon <= 3.0
     assert again.noise_multiplier > plainly.noise_multiplier
 
@@ -434,7 +444,7 @@ def test_killed_while_it_trains_it_goes_on_bit_for_bit_and_measures_nothing_agai
     assert torch.equal(weights(whole), weights(fresh))
     assert again.epsilon == done.epsilon
     assert again.method == done.method
-    assert sum(e.count for e in Ledger.read(tmp_path / "parts.jsonl").events()) == 47
+    assert sum(e.count for e in Ledger.read(tmp_path / "parts.jsonl").events()) == MEASURED + 20
     assert any("not measured again" in line for line in again.statement.automatic)
 
 
@@ -451,7 +461,7 @@ def test_without_a_seed_a_resumed_run_never_has_a_smaller_epsilon(tmp_path):
         clipwise.fit(network(), records(), ledger=path, checkpoints=keeping, on_step=on_step, **options)
     done = clipwise.fit(network(), records(), ledger=path, checkpoints=keeping, resume=kept, **options)
     events = Ledger.read(path).events()
-    assert sum(e.count for e in events) == 47 + 2  # steps 15 and 16 again
+    assert sum(e.count for e in events) == MEASURED + 20 + 2  # steps 15 and 16 again
     assert epsilon(events, 1e-5, "best").value == pytest.approx(done.epsilon)
     assert done.epsilon <= 3.0
 
@@ -463,7 +473,7 @@ def test_what_was_found_is_on_record(tmp_path):
     opened = [line["run"] for line in lines if line["kind"] == "open"]
     assert opened[-1]["method_options"]["rate"] == done.method.rate
     notes = [line["note"]["release"] for line in lines if line["kind"] == "steps" and line["note"]]
-    assert [note.split()[0] for note in notes] == ["histogram", "scores"]
+    assert [note.split()[0] for note in notes] == ["histogram", *["scores"] * len(PLAN.rounds)]
 
 
 # -- losses
@@ -503,3 +513,119 @@ def test_a_delta_is_filled_in_and_said_but_not_guessed_below_the_loops():
     model = network()
     with pytest.raises(clipwise.BadArgument, match="delta=None"):
         Run(model, torch.optim.SGD(model.parameters(), lr=1), DataLoader(records()), **{**SHORT, "delta": None})
+
+
+# -- the drop-in
+
+
+def loop(private, take=None):
+    for _ in private.epochs():
+        for inputs, targets in private.loader:
+            private.optimizer.zero_grad()
+            private.backward(nn.functional.cross_entropy(private.model(inputs), targets, reduction="none"))
+            private.optimizer.step()
+            if private.step == take:
+                return
+
+
+def test_attach_with_an_epsilon_alone():
+    model = network()
+    private = clipwise.attach(model, loader=DataLoader(records(size=1000), batch_size=20), epsilon=3.0, seed=0)
+    assert private.run.plan.expected_batch_size == 100
+    assert private.run.performance.max_physical_batch == 20  # what the loader says fits into memory
+    assert len(private.epochs()) == 20
+    loop(private)
+    last = weights(model)
+    with private.averaged():
+        average = weights(model)
+    assert not torch.equal(last, average)
+    assert torch.equal(weights(model), last)
+    private.detach()
+    assert torch.equal(weights(model), average)
+    private.detach()
+    assert torch.equal(weights(model), average)
+    assert 2.99 < private.epsilon() <= 3.0
+    said = "\n".join(private.statement().automatic)
+    for word in ("loader's batch size, 20", "inferred", "private.detach()", "learning rate"):
+        assert word in said, word
+    x, y = records(7).tensors
+    assert (model(x).argmax(1) == y).float().mean() > 0.65
+
+
+def test_attach_and_fit_find_the_same_and_train_the_same():
+    one, other = network(), network()
+    done = clipwise.fit(one, records(), **SHORT)
+    private = clipwise.attach(other, loader=DataLoader(records(), batch_size=100), **SHORT)
+    loop(private)
+    private.detach()
+    assert private.run.plan.method == done.method
+    assert torch.equal(weights(one), weights(other))
+
+
+def test_a_resumed_loop_measures_nothing_again(tmp_path):
+    def attach(model, name, **more):
+        loader = DataLoader(records(), batch_size=100)
+        return clipwise.attach(model, loader=loader, ledger=tmp_path / f"{name}.jsonl", **SHORT, **more)
+
+    whole, cut, again = network(), network(), network(9)
+    private = attach(whole, "whole")
+    loop(private)
+    private.detach()
+    killed = attach(cut, "cut")
+    loop(killed, take=12)
+    killed.save(tmp_path / "kept")
+    killed.detach()
+    private = attach(again, "cut", resume=tmp_path / "kept")
+    assert private.step == 12
+    loop(private)
+    private.detach()
+    assert torch.equal(weights(whole), weights(again))
+    assert sum(e.count for e in Ledger.read(tmp_path / "cut.jsonl").events()) == MEASURED + 20
+
+
+def test_a_loss_that_cannot_be_inferred_is_asked_for_before_anything_is_spent(tmp_path):
+    x, y = records().tensors
+    named = [{"x": a, "y": b} for a, b in zip(x, y, strict=True)]
+    loader, path = DataLoader(named, batch_size=100), tmp_path / "ledger.jsonl"
+    with pytest.raises(clipwise.BadArgument, match=r"loss=.*lr="):
+        clipwise.attach(network(), loader=loader, ledger=path, **SHORT)
+    assert not path.exists()
+
+    def loss(model, batch):
+        output = model(batch["x"])
+        right = output.argmax(1) == batch["y"]
+        return nn.functional.cross_entropy(output, batch["y"], reduction="none"), right.float()
+
+    private = clipwise.attach(network(), loader=loader, loss=loss, ledger=path, **SHORT)
+    assert private.run.plan.method.rate is not None
+    private.detach()
+
+
+def test_attach_with_an_optimizer_of_ones_own_measures_nothing():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+    private = clipwise.attach(model, optimizer, DataLoader(records(), batch_size=100), **SHORT)
+    assert private.run.ledger.events() == []
+    loop(private)
+    last = weights(model)
+    private.detach()
+    assert optimizer.param_groups[0]["lr"] == 0.25
+    assert torch.equal(weights(model), last)  # nothing is averaged
+    assert any("nothing was measured" in line for line in private.statement().automatic)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"loader": None}, "loader="),
+        ({"method": "fixed"}, "optimizer=None"),
+        ({"scheduler": True}, "lr_scheduler"),
+    ],
+)
+def test_what_attach_refuses(options, says):
+    model, options = network(), {"loader": DataLoader(records(), batch_size=100), **SHORT, **options}
+    if options.pop("scheduler", False):
+        options["optimizer"] = torch.optim.SGD(model.parameters(), lr=1.0)
+        options |= {"lr": "auto", "lr_scheduler": torch.optim.lr_scheduler.StepLR(options["optimizer"], 1)}
+    with pytest.raises(clipwise.BadArgument, match=says):
+        clipwise.attach(model, **options)

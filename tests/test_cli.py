@@ -25,7 +25,7 @@ from clipwise.types import BudgetExhausted
 # A run of a second: three steps of a linear model, noise given, so that nothing has to be calibrated.
 QUICK = [
     *("train", "--model", "linear", "--noise-multiplier", "5", "--epochs", "1"),
-    *("--batch", "500", "--accountant", "rdp", "--seed", "7"),
+    *("--method", "fixed", "--batch", "500", "--accountant", "rdp", "--seed", "7"),
 ]
 KEYS = {
     *("method", "data", "model", "epsilon", "delta", "accountant", "noise_multiplier"),
@@ -422,7 +422,7 @@ def test_config_file_with_an_unknown_key():
 def test_own_csv_and_npz():
     rows = "".join(f"{i % 7},{i % 100},{i % 2}\n" for i in range(200))
     Path("own.csv").write_text("a,b,kind\n" + rows)
-    quick = ("--noise-multiplier", 2, "--epochs", 1, "--accountant", "rdp", "--seed", 0)
+    quick = ("--method", "fixed", "--noise-multiplier", 2, "--epochs", 1, "--accountant", "rdp", "--seed", 0)
     assert "name the label column" in refused("train", "--data", "own.csv", *quick)
     result = answer("train", "--data", "own.csv", "--label", "kind", "--range", "a=0:7", "--range", "0:100", *quick)
     assert result["model"] == "mlp"
@@ -448,11 +448,12 @@ def test_a_private_number_of_records():
     assert "size='private' and sample_rate" in refused(*run, "--delta", 1e-4, "--batch", 50, "--sample-rate", 0.1)
     result = answer(*run, "--delta", 1e-4, "--batch", 50, "--test-fraction", 0)
     assert 2.5 < result["epsilon"] <= 3
-    assert result["sample_rate"] != 50 / 437
     assert "private: a count with noise" in Path(f"{result['run_dir']}/statement.md").read_text()
     assert tomllib.loads(Path(f"{result['run_dir']}/config.toml").read_text())["size"] == "private"
-    again = answer("train", "--config", f"{result['run_dir']}/config.toml", "--out", "again")
-    assert again["sample_rate"] != result["sample_rate"]  # counted anew, and charged again
+    config = f"{result['run_dir']}/config.toml"
+    more = [answer("train", "--config", config, "--out", f"again-{i}")["sample_rate"] for i in range(3)]
+    # Counted anew each time: all four alike, or all exact, by a chance of one in 10^4
+    assert len({result["sample_rate"], *more}) > 1
 
 
 def test_a_record_with_nan_does_not_stop_the_run():

@@ -37,7 +37,7 @@ def test_round_trip(options, epsilon):
 
 
 def test_resolved_fills_every_option_and_reads_back():
-    config = resolve(make_config({"seed": 1, "out": "runs/x"}), dataset(1437))
+    config = resolve(make_config({"seed": 1, "out": "runs/x", "method": "fixed"}), dataset(1437))
     assert (config.model, config.expected_batch_size, config.epochs, config.lr, config.momentum) == (
         "mlp",
         64,
@@ -52,6 +52,17 @@ def test_resolved_fills_every_option_and_reads_back():
     assert resolve(again, dataset(1437)) == again
 
 
+def test_what_a_run_finds_for_itself_is_left_open_and_reads_back():
+    config = resolve(make_config({"seed": 1}), dataset(1437))
+    assert config.method == "auto"
+    assert (config.expected_batch_size, config.epochs, config.lr, config.optimizer) == (None, None, None, None)
+    assert (config.epsilon, config.delta) == (3.0, 1e-5)
+    assert resolve(make_config(tomllib.loads(config.to_toml())), dataset(1437)) == config
+    assert resolve(make_config({"optimizer": "sgd"}), dataset(1437)).momentum == 0.9
+    with pytest.raises(BadArgument, match="--optimizer sgd"):
+        resolve(make_config({"momentum": 0.5}), dataset(1437))
+
+
 def test_a_recipe_whose_package_is_not_here_is_passed_over():
     small = Recipe("mlp", 64, 5, 0.25)
     other = Recipe("linear", 32, 4, 0.5, instead=small)
@@ -60,7 +71,9 @@ def test_a_recipe_whose_package_is_not_here_is_passed_over():
     assert [large.chosen(model) for model in ("bert", "mlp", "cnn")] == [large, small, other]
     alone = Recipe("scattering", 2048, 30, 0.5, for_others=False, instead=small)
     assert [alone.chosen(model) for model in (None, "scattering", "linear")] == [alone, alone, small]
-    found = resolve(make_config({"model": "mlp"}), SimpleNamespace(**vars(dataset(1437)) | {"recipe": large}))
+    found = resolve(
+        make_config({"model": "mlp", "method": "fixed"}), SimpleNamespace(**vars(dataset(1437)) | {"recipe": large})
+    )
     assert (found.expected_batch_size, found.epochs, found.lr) == (64, 5, 0.25)
 
 
@@ -69,7 +82,7 @@ def test_the_recommended_method_unless_one_is_named():
     assert recipe.method == "auto-s"
     assert make_config({"data": "adult"}).method == "auto-s"
     assert make_config({"data": "adult", "method": "psac"}).method == "psac"
-    assert make_config({"data": "mine.csv"}).method == "fixed"
+    assert make_config({"data": "mine.csv"}).method == "auto"
     assert make_config({"data": "digits"}).method == make_config({}).method == DATASETS["digits"].recipe.method
     for strange in ([], {}, 3, None):
         with pytest.raises(BadArgument, match="data"):
@@ -199,6 +212,8 @@ def test_yaml_without_pyyaml(tmp_path, monkeypatch):
 def test_optimizer(options, kind, expected):
     import torch
 
-    made = optimizer_of(resolve(make_config(options), dataset(1000)))([torch.nn.Parameter(torch.zeros(1))])
+    made = optimizer_of(resolve(make_config({"method": "fixed", **options}), dataset(1000)))(
+        [torch.nn.Parameter(torch.zeros(1))]
+    )
     assert type(made).__name__ == kind
     assert {name: made.param_groups[0][name] for name in expected} == expected

@@ -23,6 +23,19 @@ def test_the_readme_example_runs(capsys):
     assert "Privacy statement" in printed
 
 
+def test_the_first_lines_of_the_readme_run():
+    """What a newcomer copies first: an epsilon and nothing else, on the example's model and data."""
+    page = (ROOT / "README.md").read_text()
+    fit, attach = re.findall(r"^    (\w+ = clipwise\.\w+\(.*?\)) ", page, re.MULTILINE)
+    assert attach in blocks(ROOT / "README.md")[0]  # which runs above
+    names: dict = {}
+    exec(blocks(ROOT / "README.md")[0].split(attach)[0], names)
+    exec(fit, names)
+    done = names["done"]
+    assert 2.9 < done.epsilon <= 3
+    assert any("learning rate" in line for line in done.statement.automatic)
+
+
 def test_the_adversarial_loop_of_the_docs_runs():
     (code,) = blocks(ROOT / "docs" / "loops.md")
     names: dict = {"__name__": "loop"}

@@ -35,7 +35,7 @@ def attach(model=None, optimizer=None, loader=None, **options):
     model = model or network()
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
     loader = DataLoader(data(), batch_size=12, shuffle=True) if loader is None else loader
-    settings = {"noise_multiplier": 1.0, "delta": 1e-5, "epochs": 2, "seed": 7} | options
+    settings = {"method": "fixed", "noise_multiplier": 1.0, "delta": 1e-5, "epochs": 2, "seed": 7} | options
     settings = {name: value for name, value in settings.items() if value is not ...}
     return clipwise.attach(model, optimizer, loader, **settings)
 
@@ -596,7 +596,6 @@ def test_a_method_that_can_not_start_leaves_no_ledger(tmp_path):
         ({"epsilon": 0.0, "noise_multiplier": ...}, r"epsilon=0\.0"),
         ({"epsilon": -2, "noise_multiplier": ...}, "epsilon=-2"),
         ({"epsilon": math.nan, "noise_multiplier": ...}, "epsilon=nan"),
-        ({"epsilon": 1.0, "noise_multiplier": ..., "delta": ...}, "delta=None"),
         ({"epsilon": 1.0, "noise_multiplier": ..., "epochs": ...}, "epochs=None"),
         ({"method": "unknown"}, "method='unknown'"),
         ({"colour": "red"}, "colour='red'"),

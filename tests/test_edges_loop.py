@@ -44,7 +44,7 @@ def attach(model=None, optimizer=None, loader=None, **options):
     model = network() if model is None else model
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
     loader = DataLoader(data(), batch_size=12, shuffle=True) if loader is None else loader
-    settings = {"noise_multiplier": 1.0, "delta": 1e-5, "epochs": 2, "seed": 7} | options
+    settings = {"method": "fixed", "noise_multiplier": 1.0, "delta": 1e-5, "epochs": 2, "seed": 7} | options
     settings = {name: value for name, value in settings.items() if value is not ...}
     return clipwise.attach(model, optimizer, loader, **settings)
 
@@ -163,7 +163,7 @@ def test_what_shares_parameters_with_an_attached_model_is_refused(other):
     with pytest.raises(BadArgument, match=r"attached already.*detach\(\)"):
         attach(other)
     with pytest.raises(BadArgument, match="attached already"):
-        clipwise.fit(other, data(), noise_multiplier=1.0, epochs=1, expected_batch_size=12)
+        clipwise.fit(other, data(), noise_multiplier=1.0, epochs=1, expected_batch_size=12, method="fixed")
     train(private)  # the first run goes on
     private.detach()
     attach(model).detach()
@@ -675,7 +675,7 @@ def test_an_attach_that_fails_at_its_last_line_leaves_all_as_it_was(tmp_path):
 
 def test_a_fit_that_fails_early_lets_the_ledger_go(tmp_path):
     path, model = tmp_path / "ledger.jsonl", network()
-    options = {"noise_multiplier": 1.0, "epochs": 1, "expected_batch_size": 12, "ledger": path}
+    options = {"method": "fixed", "noise_multiplier": 1.0, "epochs": 1, "expected_batch_size": 12, "ledger": path}
     with pytest.raises(BadArgument, match="base_lr"):
         clipwise.fit(model, data(), lr_schedule="cyclic:base_lr=1,max_lr=0.1", **options)
     clipwise.fit(model, data(), **options)
@@ -792,7 +792,9 @@ def test_what_does_not_go_with_a_private_size_is_refused_before_the_count(tmp_pa
 
 
 def test_fit_with_a_private_size():
-    done = clipwise.fit(network(), data(), epsilon=3.0, delta=1e-3, epochs=2, expected_batch_size=12, size="private")
+    done = clipwise.fit(
+        network(), data(), epsilon=3.0, delta=1e-3, epochs=2, expected_batch_size=12, size="private", method="fixed"
+    )
     assert 2.5 < done.epsilon <= 3.0
     assert "private: a count with noise" in done.statement.to_markdown()
 

@@ -149,10 +149,17 @@ def tiny(**options):
     torch.manual_seed(0)
     x = torch.randn(120, 3)
     data = TensorDataset(x, (x[:, 0] > 0).long(), torch.arange(120) % 2)
-    settings = {"delta": 1e-4, "epochs": 1, "expected_batch_size": 40, "seed": 0, "accountant": "rdp"}
+    settings = {
+        "method": "fixed",
+        "delta": 1e-4,
+        "epochs": 1,
+        "expected_batch_size": 40,
+        "seed": 0,
+        "accountant": "rdp",
+    }
     by = {"groups": options.pop("groups", third), "number_of_groups": options.pop("number_of_groups", 2)}
     after = [make(options.pop(name), **by) for name, make in COUNTS.items() if name in options]
-    return fit(nn.Linear(3, 2), data, after=after, **settings, **options)
+    return fit(nn.Linear(3, 2), data, after=after, **settings | options)
 
 
 def third(batch):
@@ -184,7 +191,7 @@ def test_clipped_counts_by_hand():
     x = torch.randn(120, 3)
     data = TensorDataset(x, (x[:, 0] > 0).long(), torch.arange(120) % 2)
     model = nn.Linear(3, 2)
-    options = {"delta": 1e-4, "epochs": 1, "expected_batch_size": 40, "seed": 0, "accountant": "rdp"}
+    options = {"method": "fixed", "delta": 1e-4, "epochs": 1, "expected_batch_size": 40, "seed": 0, "accountant": "rdp"}
     found = fit(
         model,
         data,
@@ -345,10 +352,10 @@ def test_sampling_by_group_is_refused_by_name():
     more_of_some = torch.where(torch.arange(20) < 4, 5.0, 1.0)
     loader = DataLoader(data, batch_size=5, sampler=WeightedRandomSampler(more_of_some, 20))
     with pytest.raises(Unsupported, match=r"WeightedRandomSampler.*weight the loss instead"):
-        clipwise.attach(model, optimizer, loader, epsilon=3.0, delta=1e-3, epochs=1)
+        clipwise.attach(model, optimizer, loader, epsilon=3.0, delta=1e-3, epochs=1, method="fixed")
     own = DataLoader(data, batch_sampler=[[0, 1], [2, 3]])
     with pytest.raises(Unsupported, match="batch_sampler"):
-        clipwise.attach(model, optimizer, own, epsilon=3.0, delta=1e-3, epochs=1)
+        clipwise.attach(model, optimizer, own, epsilon=3.0, delta=1e-3, epochs=1, method="fixed")
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from clipwise.types import BadArgument, BudgetExhausted
 torch.manual_seed(0)
 X = torch.randn(60, 3)
 DATA = TensorDataset(X, (X[:, 0] > 0).long())
-PLAN = {"delta": 1e-4, "epochs": 1, "expected_batch_size": 12, "accountant": "rdp"}  # 5 steps
+PLAN = {"method": "fixed", "delta": 1e-4, "epochs": 1, "expected_batch_size": 12, "accountant": "rdp"}  # 5 steps
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,7 @@ def network():
 def fit(digits, **options):
     train, test = digits
     settings = {
+        "method": "fixed",
         "epsilon": 8.0,
         "delta": 1e-5,
         "epochs": 5,
@@ -61,7 +62,15 @@ def test_the_average_of_the_weights_is_what_is_judged_and_returned(digits, epsil
     """By hand: a run of one epoch, then the same run with every step's weights kept."""
     kept = []
     model = network()
-    options = {"epsilon": epsilon, "epochs": 1, "expected_batch_size": 200, "seed": 1, "delta": 1e-5, "test": digits[1]}
+    options = {
+        "method": "fixed",
+        "epsilon": epsilon,
+        "epochs": 1,
+        "expected_batch_size": 200,
+        "seed": 1,
+        "delta": 1e-5,
+        "test": digits[1],
+    }
     first = model[0].weight.detach().clone()
     clipwise.fit(model, digits[0], on_step=lambda *_: kept.append(model[0].weight.detach().clone()), **options)
     for t, weight in enumerate(kept):
@@ -113,7 +122,7 @@ def test_bad_targets_are_refused_before_training(targets, message):
     before = [p.clone() for p in model.parameters()]
     data = TensorDataset(torch.randn(50, 64), targets)
     with pytest.raises(BadArgument, match=message):
-        clipwise.fit(model, data, epsilon=3.0, delta=1e-5, epochs=1, expected_batch_size=10)
+        clipwise.fit(model, data, epsilon=3.0, delta=1e-5, epochs=1, expected_batch_size=10, method="fixed")
     assert all(torch.equal(p, was) for p, was in zip(model.parameters(), before, strict=True))
 
 
@@ -149,5 +158,6 @@ def test_a_loss_and_an_optimizer_of_ones_own(digits):
         loss=nn.functional.mse_loss,
         optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01),
         seed=0,
+        method="fixed",
     )
     assert float(nn.functional.mse_loss(model(train.tensors[0]), train.tensors[0]).detach()) < 0.8 * start

@@ -181,6 +181,7 @@ def test_a_private_step_on_its_own_kind_of_records(name):
             loss=architecture.loss,
             test=TensorDataset(x, y),
             seed=0,
+            method="fixed",
         )
     assert result.steps == len(result.history) * -(-len(x) // 6)
     assert all(not value.equal(before[key]) for key, value in model.state_dict().items())

@@ -42,7 +42,7 @@ def train(model, forward):
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     loader = DataLoader(texts(), batch_size=6, collate_fn=padded)
     before = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
-    private = clipwise.attach(model, optimizer, loader, noise_multiplier=0.5, epochs=2)
+    private = clipwise.attach(model, optimizer, loader, noise_multiplier=0.5, epochs=2, method="fixed")
     for epoch in private.epochs():
         for batch, targets in private.loader:
             optimizer.zero_grad()

@@ -126,7 +126,14 @@ class Packed(Text):
 def attach(model, records, collate=padded, rows=None, **options):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     loader = DataLoader(records, batch_size=rows or len(records), collate_fn=collate, shuffle=True)
-    settings = {"noise_multiplier": 1e-9, "sample_rate": 1.0, "expected_batch_size": 1, "seed": 1, "threshold": 1.0}
+    settings = {
+        "method": "fixed",
+        "noise_multiplier": 1e-9,
+        "sample_rate": 1.0,
+        "expected_batch_size": 1,
+        "seed": 1,
+        "threshold": 1.0,
+    }
     return clipwise.attach(model, optimizer, loader, **settings | options)
 
 

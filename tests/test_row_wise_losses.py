@@ -76,6 +76,7 @@ def released(step, *, extra, aux="none", reduction="mean", hostile=1.0, **option
         noise_multiplier=0.0,
         sample_rate=1.0,
         expected_batch_size=ROWS,
+        method="fixed",
         threshold=BOUND,
         loss_reduction=reduction,
         seed=0,
@@ -585,7 +586,9 @@ def test_a_number_that_changes_from_batch_to_batch_is_refused():
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     loader = DataLoader(data(True), batch_size=8)
-    private = clipwise.attach(model, optimizer, loader, noise_multiplier=1.0, seed=0, loss_reduction="sum")
+    private = clipwise.attach(
+        model, optimizer, loader, noise_multiplier=1.0, seed=0, loss_reduction="sum", method="fixed"
+    )
 
     def run():
         for i, (x, y, _, _) in enumerate(private.loader):
@@ -602,7 +605,13 @@ def test_empty_batches_take_row_losses():
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     private = clipwise.attach(
-        model, optimizer, DataLoader(data(True), batch_size=1), noise_multiplier=0.0, sample_rate=1e-9, seed=0
+        model,
+        optimizer,
+        DataLoader(data(True), batch_size=1),
+        noise_multiplier=0.0,
+        sample_rate=1e-9,
+        seed=0,
+        method="fixed",
     )
     for x, y, _, _ in private.loader:
         private.backward(ce(model(x)[0], y, reduction="none"))
@@ -617,7 +626,9 @@ def test_half_precision_rows():
     model = nn.Linear(4, 3).to(torch.bfloat16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     dataset = TensorDataset(torch.randn(32, 4).to(torch.bfloat16), torch.arange(32) % 3)
-    private = clipwise.attach(model, optimizer, DataLoader(dataset, batch_size=8), noise_multiplier=1.0, seed=0)
+    private = clipwise.attach(
+        model, optimizer, DataLoader(dataset, batch_size=8), noise_multiplier=1.0, seed=0, method="fixed"
+    )
     for x, y in private.loader:
         private.backward(ce(model(x), y, reduction="none"))
         optimizer.step()
@@ -633,7 +644,9 @@ def test_two_runs_at_once_and_torch_as_it_was():
         model = nn.Linear(4, 3)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         loader = DataLoader(TensorDataset(torch.randn(32, 4), torch.arange(32) % 3), batch_size=8)
-        runs.append((clipwise.attach(model, optimizer, loader, noise_multiplier=1.0, seed=0), model, optimizer))
+        runs.append(
+            (clipwise.attach(model, optimizer, loader, noise_multiplier=1.0, seed=0, method="fixed"), model, optimizer)
+        )
     for (first, *one), (second, *two) in [runs]:
         for (x, y), (u, v) in zip(first.loader, second.loader, strict=True):
             ce(one[0](x), y).backward()
@@ -659,7 +672,7 @@ def test_a_loop_that_fails_inside_a_mode_of_the_users_leaves_the_mode_alone():
     model = nn.Linear(4, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     loader = DataLoader(TensorDataset(torch.randn(32, 4), torch.arange(32) % 3), batch_size=8)
-    private = clipwise.attach(model, optimizer, loader, noise_multiplier=1.0, seed=0)
+    private = clipwise.attach(model, optimizer, loader, noise_multiplier=1.0, seed=0, method="fixed")
 
     def run(model=model, private=private):
         for x, y in private.loader:
@@ -670,7 +683,7 @@ def test_a_loop_that_fails_inside_a_mode_of_the_users_leaves_the_mode_alone():
     assert own not in torch.overrides._get_current_function_mode_stack()
     private.detach()
     assert torch.overrides._get_current_function_mode_stack() == modes
-    private = clipwise.attach(model, optimizer, loader, noise_multiplier=1.0, seed=0)
+    private = clipwise.attach(model, optimizer, loader, noise_multiplier=1.0, seed=0, method="fixed")
     model(next(iter(private.loader))[0]).sum()  # and given up
     del private, model, optimizer, run, own
     gc.collect()
@@ -705,7 +718,7 @@ def test_compiled(how):
     each = torch.compile(ce, backend="aot_eager") if how == "the loss" else ce
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     loader = DataLoader(TensorDataset(torch.randn(32, 4), torch.arange(32) % 3), batch_size=8)
-    private = clipwise.attach(model, optimizer, loader, noise_multiplier=0.0, seed=0)
+    private = clipwise.attach(model, optimizer, loader, noise_multiplier=0.0, seed=0, method="fixed")
     for i, (x, y) in enumerate(private.loader):
         if how == "the loss" and i:  # the first batch is followed step by step, and what follows steps is not compiled
             with pytest.raises(LoopMisuse, match="CompiledFunction"):
@@ -716,7 +729,7 @@ def test_compiled(how):
         if i:
             break
     private.detach()
-    plain = clipwise.attach(model, optimizer, loader, noise_multiplier=0.0, seed=0)
+    plain = clipwise.attach(model, optimizer, loader, noise_multiplier=0.0, seed=0, method="fixed")
     for _, (x, y) in zip(range(2), plain.loader, strict=False):
         plain.backward(ce(model(x), y, reduction="none"))
         optimizer.step()

@@ -33,7 +33,10 @@ def attached(**options):
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     private = clipwise.attach(
-        model, optimizer, DataLoader(DATA, batch_size=20), **{"noise_multiplier": 2.0, "seed": 0, **options}
+        model,
+        optimizer,
+        DataLoader(DATA, batch_size=20),
+        **{"method": "fixed", "noise_multiplier": 2.0, "seed": 0, **options},
     )
     return private, optimizer
 

@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SAID = {
     "attach": "differentially private",
-    "csv_to_prediction": "predictions.csv",
+    "csv_to_prediction": "prediction,probability of no",
     "choosing_epsilon": "guessing: 1 %",
     "fairness": "(rare)",
     "auditing": "exit code 1",

@@ -13,6 +13,7 @@ TABLES = {
     "clipwise/cli/fairness.py: fairness": "the options of the command",
     "clipwise/cli/train.py: train": "the options of the command",
     "clipwise/cli/tune.py: tune": "the options of the command",
+    "clipwise/dropin.py: attach": "the arguments of a loop, and a line on each",
     "clipwise/loop/fit.py: fit": "the arguments of a training, and a line on each",
 }
 # In rooms that are being rebuilt; to be shortened there.

@@ -308,6 +308,7 @@ epochs = 2
 epsilon = 3.0
 accountant = "rdp"
 seed = 4
+method = "fixed"
 [[variant]]
 name = "fixed"
 """

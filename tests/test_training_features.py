@@ -49,7 +49,14 @@ def fit(**options):
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(60, 4, generator=generator), torch.arange(60) % 3
     torch.manual_seed(0)
-    settings = {"noise_multiplier": 1.0, "delta": 1e-3, "epochs": 3, "expected_batch_size": 20, "seed": 0} | options
+    settings = {
+        "method": "fixed",
+        "noise_multiplier": 1.0,
+        "delta": 1e-3,
+        "epochs": 3,
+        "expected_batch_size": 20,
+        "seed": 0,
+    } | options
     return clipwise.fit(nn.Linear(4, 3), TensorDataset(x, y), **settings)
 
 
@@ -118,7 +125,14 @@ def test_a_weighted_loss_has_the_declared_mean():
 
 
 def dataset(**more):
-    facts = {"kind": "image", "classes": 10, "vocabulary_size": None, "padding": None, "shape": (1, 8, 8)}
+    facts = {
+        "kind": "image",
+        "classes": 10,
+        "vocabulary_size": None,
+        "padding": None,
+        "shape": (1, 8, 8),
+        "numbers": False,
+    }
     return SimpleNamespace(train=range(1437), recipe=Recipe("mlp", 64, 5, 0.25), **(facts | more))
 
 
@@ -168,7 +182,8 @@ def test_refused_for_this_data(options, message):
 
 
 def test_train_an_autoencoder_and_repeat_it():
-    result = answer(*QUICK, "--model", "autoencoder", "--lr", 0.5, "--lr-schedule", "one-cycle", "--out", "a")
+    by_hand = ("--method", "fixed", "--lr", 0.5, "--lr-schedule", "one-cycle")
+    result = answer(*QUICK, "--model", "autoencoder", *by_hand, "--out", "a")
     assert result["accuracy"] is None
     assert 0 < result["test_loss"] < 1
     assert (result["loss"], result["lr_schedule"]) == ("squared-error", "one-cycle")
@@ -176,7 +191,7 @@ def test_train_an_autoencoder_and_repeat_it():
     assert lines[-1]["test_loss"] == result["test_loss"]
     assert answer("train", "--config", "a/config.toml", "--out", "b")["test_loss"] == result["test_loss"]
     shown = CliRunner().invoke(app, ["train", "--config", "a/config.toml", "--out", "c"])
-    assert f"squared error {result['test_loss']:.6f} on test data" in shown.stdout
+    assert f"squared-error {result['test_loss']:.6f} on test data" in shown.stdout
 
 
 def test_train_an_autoencoder_with_groups():

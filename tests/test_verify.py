@@ -16,7 +16,21 @@ from clipwise.training.verify import NotVerified, RunTampered
 from clipwise.types import BadArgument, ClipwiseError
 
 GOLDEN = Path(__file__).parent / "golden" / "ledger-0.1.jsonl"
-QUICK = ("train", "--model", "linear", "--epochs", "2", "--batch", "500", "--accountant", "rdp", "--epsilon", "3")
+QUICK = (
+    "train",
+    "--method",
+    "fixed",
+    "--model",
+    "linear",
+    "--epochs",
+    "2",
+    "--batch",
+    "500",
+    "--accountant",
+    "rdp",
+    "--epsilon",
+    "3",
+)
 
 
 def run(*words):

@@ -50,7 +50,7 @@ def test_the_wheel_holds_every_file_of_the_package(wheel):
 @needs_build
 @pytest.mark.slow
 def test_it_runs_in_an_empty_folder(wheel, tmp_path):
-    """Train, the list of studies, the report: from the wheel alone, beside the dependencies that are installed here."""
+    """Train, predict, the list of studies, the report: from the wheel alone, beside the dependencies that are installed here."""
     place, empty = tmp_path / "installed", tmp_path / "empty"
     place.mkdir(), empty.mkdir()
     zipfile.ZipFile(wheel).extractall(place)
@@ -68,8 +68,16 @@ def test_it_runs_in_an_empty_folder(wheel, tmp_path):
         assert done.returncode == 0, done.stdout + done.stderr
         return json.loads(done.stdout)
 
-    trained = clipwise("train", "--model", "linear", "--epochs", "1", "--batch", "500", "--out", "run")
+    rows = [f"{i % 7},{'yes' if i % 7 > 3 else 'no'}" for i in range(400)]
+    (empty / "own.csv").write_text("\n".join(["days,late", *rows]) + "\n")
+    own = ("--data", "own.csv", "--label", "late", "--classes", "no,yes", "--range", "days=0:7", "--model", "linear")
+    by_hand = ("--method", "fixed", "--epochs", "2", "--batch", "100", "--lr", "0.5")
+    trained = clipwise("train", *own, *by_hand, "--out", "run")
     assert 0 < trained["epsilon"] <= 3
+    clipwise("predict", "run", "own.csv", "--out", "predicted.csv")
+    header, *predicted = (empty / "predicted.csv").read_text().splitlines()
+    assert len(predicted) == 400
+    assert header
     listed = {Path(row["file"]).stem: Path(row["file"]) for row in clipwise("study", "--list")}
     assert listed["quick"].is_relative_to(place)
     assert Path(empty, clipwise("report", "run")["page"]).is_file()

@@ -108,14 +108,15 @@ def _length(
         )
     wants_epochs = mine and mechanism.epochs is None
     if wants_batch or wants_epochs:
-        size = rule.size_for(
-            stated.records, mechanism.effort, epochs=mechanism.epochs, batch=mechanism.expected_batch_size
-        )
+        batch = mechanism.expected_batch_size
+        if batch is None and not mechanism.private:
+            batch = min(rule.PLAIN_BATCH, stated.records)
+        size = rule.size_for(stated.records, mechanism.effort, epochs=mechanism.epochs, batch=batch)
         more |= {"expected_batch_size": size.expected_batch_size} if wants_batch else {}
         more |= {"epochs": size.epochs} if wants_epochs else {}
-        batch = [f"expected batch size {size.expected_batch_size} of {stated.records} records"] if wants_batch else []
+        words = [f"expected batch size {size.expected_batch_size} of {stated.records} records"] if wants_batch else []
         said.append(
-            f"{', '.join([*batch, *([f'{size.epochs:g} epochs'] if wants_epochs else [])])}: effort {mechanism.effort!r}"
+            f"{', '.join([*words, *([f'{size.epochs:g} epochs'] if wants_epochs else [])])}: effort {mechanism.effort!r}"
         )
     if wants_batch and performance.max_physical_batch is None:
         rows = min(stated.loader_rows or _MEMORY_ROWS, more["expected_batch_size"])

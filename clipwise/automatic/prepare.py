@@ -35,6 +35,7 @@ from clipwise.clipping import Auto
 from clipwise.mechanism import Mechanism
 from clipwise.optim import WeightAverage
 from clipwise.plans import Facts, Phase
+from clipwise.ranks import unwrapped
 from clipwise.run import Run
 from clipwise.state import Generators
 from clipwise.types import BadArgument, ClipwiseError
@@ -208,7 +209,7 @@ def begin(
     **of_run: Any,
 ) -> Run:
     """The run that trains, after what had to be measured for it. `task` is asked for only where something is."""
-    guards.trainable_parameters(model, optimizer)  # what the training would refuse, before anything is spent
+    guards.trainable_parameters(unwrapped(model), optimizer)  # what the training would refuse, before anything is spent
     mechanism, said = choice.mechanism, choice.said
     more: dict[str, Any] = {"earlier": earlier, "resume": resume}
     if choice.finds_rate:

@@ -65,6 +65,7 @@ BETAS = (0.9, 0.99)  # of Adam
 ADAM_EPS = 1e-12  # far below the noise on any gradient (1e-7 at 10^7 records): Adam's steps do not depend on it
 GAIN, REACH, AFTER = 0.02, 0.9, 1 / 3  # of log rate a step; most of it in all; of the run, from when on
 GAMMA_OVER_MEDIAN = 2.0  # gamma over J for values: normalised gradients of a squared loss would fit the median
+PLAIN_BATCH = 64  # records, without privacy: no noise makes larger batches worth their epochs
 PLAIN_RATE = 2e-3  # of Adam without privacy, where no noise sets a scale
 
 

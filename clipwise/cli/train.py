@@ -200,7 +200,7 @@ def _summary(result: Mapping[str, Any], folder: RunFolder) -> None:
         guarantee += f" ({result['accountant']} accountant)"
     accuracy = "no test data" if result["accuracy"] is None else f"{result['accuracy']:.2%} on test data"
     if "test_loss" in result:
-        accuracy = f"loss {result['test_loss']:.6f} on test data"
+        accuracy = f"{result['loss']} {result['test_loss']:.6f} on test data"
     if "errors" in result:
         found = result["errors"]
         accuracy = f"off by {found['mae']:.6g} on average on test data (R^2 {found['r2'] if found['r2'] is None else round(found['r2'], 4)})"
@@ -261,7 +261,7 @@ def _shown(epochs: int, *, quiet: bool) -> Iterator[dict[str, Any]]:
             progress.update(task, completed=values["step"], total=planned)
 
         def on_epoch(line: dict[str, Any]) -> None:
-            text = f"epoch {line['epoch']}/{epochs}  {_figures(line)}"
+            text = f"epoch {line['epoch']}{f'/{epochs}' if epochs else ''}  {_figures(line)}"
             progress.update(task, description=text)
             if not (quiet or console.is_terminal):
                 console.print(text, highlight=False)

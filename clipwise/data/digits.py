@@ -30,7 +30,7 @@ DIGITS = Source(
     how_to_get="comes with scikit-learn",
     shape=(1, 8, 8),
     class_names=tuple("0123456789"),
-    recipe=Recipe(model="mlp", expected_batch_size=512, epochs=30, lr=0.35),
+    recipe=Recipe(model="mlp", expected_batch_size=512, epochs=30, lr=0.35, method="auto"),
     tuning=(
         "the default settings were chosen among about 110 by trial runs on this same data, test part included, and this was "
         "not charged; accuracy with them is optimistic"

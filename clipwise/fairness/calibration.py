@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from clipwise.fairness.intervals import wilson
 from clipwise.fairness.metrics import Array
+from clipwise.proportion import wilson
 from clipwise.types import BadArgument
 
 BINS = 15  # of equal width, as in Guo et al. 2017

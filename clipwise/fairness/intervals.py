@@ -1,4 +1,4 @@
-"""Intervals (bootstrap, and Wilson's of a share): how far a figure might have come out otherwise, with other test records and other seeds.
+"""Intervals by the bootstrap: how far a figure might have come out otherwise, with other test records and other seeds.
 
 Records are drawn again within each group, so that a small group stays as small as it is, and all models are compared on
 the same draw; runs (seeds) are drawn again as well. A draw is a matrix of counts, and a figure of all draws is a product
@@ -12,7 +12,6 @@ Reference: Efron, Tibshirani, "An introduction to the bootstrap" (1993), percent
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -37,15 +36,6 @@ class Interval(NamedTuple):
 
     def to_list(self) -> list[float] | None:
         return None if self.low is None or self.high is None else [self.low, self.high]
-
-
-def wilson(share: float, size: int, z: float = 1.959963984540054) -> tuple[float, float] | tuple[None, None]:
-    """The 95 % interval of a share of `size` independent trials (Wilson 1927); none for what is no share."""
-    if not 0 <= share <= 1:
-        return None, None
-    middle = (share + z * z / (2 * size)) / (1 + z * z / size)
-    half = z * math.sqrt(share * (1 - share) / size + z * z / (4 * size * size)) / (1 + z * z / size)
-    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 class Resampled(NamedTuple):

@@ -40,7 +40,9 @@ def test_the_private_step_tells_it_the_noise():
     data = TensorDataset(torch.randn(60, 3), torch.randint(0, 2, (60,)))
     optimizer = AdamWOSM(model.parameters())
     loader = DataLoader(data, batch_size=20)
-    private = clipwise.attach(model, optimizer, loader, noise_multiplier=1.5, threshold=2.0, schedule=[1.0, 0.5])
+    private = clipwise.attach(
+        model, optimizer, loader, noise_multiplier=1.5, threshold=2.0, schedule=[1.0, 0.5], method="fixed"
+    )
     seen = []
     for _ in range(2):
         for x, y in private.loader:

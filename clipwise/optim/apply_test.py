@@ -54,7 +54,9 @@ def test_an_optimizer_that_knows_the_noise_hears_of_it():
     data = TensorDataset(torch.randn(60, 3), torch.randint(0, 2, (60,)))
     optimizer = clipwise.optim.AdamWOSM(model.parameters())
     loader = DataLoader(data, batch_size=20)
-    private = clipwise.attach(model, optimizer, loader, noise_multiplier=1.5, threshold=4.0, normalise=True)
+    private = clipwise.attach(
+        model, optimizer, loader, noise_multiplier=1.5, threshold=4.0, normalise=True, method="fixed"
+    )
     batches = iter(private.loader)
     x, y = next(batches)
     nn.functional.cross_entropy(model(x), y).backward()

@@ -54,7 +54,16 @@ def test_a_run_on_batches_of_a_fixed_size():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = DataLoader(data, batch_size=20)
     private = clipwise.attach(
-        model, optimizer, loader, epsilon=4.0, delta=1e-3, epochs=2, sampling="fixed-size", accountant="rdp", seed=0
+        model,
+        optimizer,
+        loader,
+        epsilon=4.0,
+        delta=1e-3,
+        epochs=2,
+        sampling="fixed-size",
+        accountant="rdp",
+        seed=0,
+        method="fixed",
     )
     for _ in private.epochs():
         for x, y in private.loader:
@@ -69,6 +78,8 @@ def test_a_run_on_batches_of_a_fixed_size():
     statement = private.statement().to_markdown()
     assert "replace one record" in statement
     assert "without replacement" in statement
-    poisson = clipwise.attach(model, optimizer, loader, epsilon=4.0, delta=1e-3, epochs=2, accountant="rdp")
+    poisson = clipwise.attach(
+        model, optimizer, loader, epsilon=4.0, delta=1e-3, epochs=2, accountant="rdp", method="fixed"
+    )
     assert poisson.run.plan.noise_multiplier < noise  # replacing moves a sum by twice the bound
     poisson.detach()

@@ -22,8 +22,8 @@ from clipwise.data.source import Array
 from clipwise.data.table import Table
 from clipwise.fairness.calibration import calibration
 from clipwise.fairness.evaluate import Answers, figures_by_group
-from clipwise.fairness.intervals import wilson
 from clipwise.loop.evaluation import number_errors
+from clipwise.proportion import wilson
 from clipwise.training.trained import TrainedModel
 from clipwise.types import BadArgument
 

@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from clipwise.accounting import Event
-from clipwise.clipping import METHODS, make_method
+from clipwise.automatic.choice import AUTO
+from clipwise.checkpoint import Checkpoints
+from clipwise.clipping import METHODS, Auto, make_method
 from clipwise.data import DATASETS, DataSet, get_source, is_file, load
 from clipwise.data.grouping import find_grouping
 from clipwise.data.preprocessing import Amount
@@ -208,10 +210,11 @@ def _fit(
         train_part,
         mechanism=settings.mechanism,
         performance=settings.performance,
-        optimizer=optimizer_of(settings),
+        optimizer=None if settings.optimizer is None else optimizer_of(settings),
+        lr=_rate(settings),
         loss=str(settings.loss),
         lr_schedule=settings.lr_schedule,
-        average_weights=float(settings.average_weights or 0),
+        average_weights=settings.average_weights,
         test=test_part,
         groups=groups,
         prepared=charged,
@@ -219,13 +222,19 @@ def _fit(
         ledger=folder.ledger,
         earlier=[ledger_of(run) for run in settings.after],
         checkpoints=keeping,
-        resume=folder.checkpoints if resume else None,
+        # A run that died while it measured has charges and no checkpoint: it measures again, on the same ledger.
+        resume=folder.checkpoints if resume and Checkpoints(folder.checkpoints).newest() is not None else None,
         finish=finish,
         parts={"record": record, "settings": SameSettings(settings)},
         on_epoch=record.epoch,
         on_step=record.step,
         on_end=on_end,
     )
+
+
+def _rate(settings: TrainConfig) -> float | str | None:
+    """Of `fit`: an optimizer that is made here has its own, unless it is to be found."""
+    return settings.lr if settings.optimizer is None else None if settings.lr else AUTO
 
 
 def _after(settings: TrainConfig, groups: Callable[[Any], Tensor] | None, number_of_groups: int) -> list[AfterTraining]:
@@ -281,7 +290,7 @@ def _write(
     if not all(p.isfinite().all() for p in network.parameters()):
         folder.write("statement.md", done.statement.to_markdown())
         raise ClipwiseError(
-            f"the weights are no longer finite after {done.steps} steps, which stay charged; lower --lr (it was {settings.lr:g}) or the threshold"
+            f"the weights are no longer finite after {done.steps} steps, which stay charged; lower --lr (it was {done.history[-1]['lr']:g}) or the threshold"
         )
     groups = figures_of_run(settings, dataset, network, done, test_part)
     if groups.predicted is not None:
@@ -320,9 +329,20 @@ def _write(
             "trained_parameters": parameter_count(network, trained=True),
             "loss": settings.loss,
             "lr_schedule": settings.lr_schedule,
-            "epochs": settings.epochs,
+            **_found(settings, done),
             "seed": settings.seed,
         }
     )
     folder.write_json("result.json", result)
     return result, statement
+
+
+def _found(settings: TrainConfig, done: Fit) -> dict[str, Any]:
+    """Length of the run, what of it was automatic, and what was found."""
+    found = done.method if isinstance(done.method, Auto) and done.method.rate is not None else None
+    return {
+        "epochs": settings.epochs or (done.history[-1]["epoch"] if done.history else None),
+        "batch": done.statement.expected_batch_size,
+        "automatic": list(done.statement.automatic),
+        **({} if found is None else {"found": dataclasses.asdict(found)}),
+    }

@@ -54,13 +54,16 @@ class TrainConfig(Mechanism, Performance, OwnData):
         None, description="Release how many training records of each group are clipped, in the same way."
     )
     unsafe_diagnostics: bool = Field(False, description="Print exact figures on training records: not private.")
-    lr: float | None = Field(None, description="Learning rate.")
+    lr: float | None = Field(None, description="Learning rate; method auto finds it.")
     lr_schedule: str = Field(
         "none",
         description="none, step, multi-step, constant, linear, exponential, polynomial, cosine, cosine-restarts, cyclic, "
         "one-cycle or plateau; with options, one-cycle:max_lr=0.01.",
     )
-    optimizer: OptimizerName = Field("sgd", description="sgd, adam, adamw, rmsprop or adam-wosm.")
+    optimizer: OptimizerName | None = Field(
+        None,
+        description="sgd, adam, adamw, rmsprop or adam-wosm; by default adam with method auto, sgd with any other.",
+    )
     momentum: float | None = Field(None, description="Of sgd or rmsprop.")
     weight_decay: float = Field(0.0, description="L2 penalty.")
     average_weights: float | None = Field(
@@ -138,7 +141,8 @@ class TrainConfig(Mechanism, Performance, OwnData):
                 raise BadArgument(
                     f"{name}={value!r} with epsilon=inf: training without privacy keeps no ledger to pay from; leave it out"
                 )
-        if self.momentum is not None and self.optimizer not in _HAS_MOMENTUM:
+        automatic = self.optimizer is None  # which is sgd with most methods: resolve.py looks again
+        if self.momentum is not None and not automatic and self.optimizer not in _HAS_MOMENTUM:
             raise BadArgument(
                 f"momentum={self.momentum!r} means nothing to optimizer={self.optimizer!r}; leave it out, or use sgd"
             )
@@ -150,7 +154,7 @@ class TrainConfig(Mechanism, Performance, OwnData):
                 f"optimizer='adam-wosm' sets its rate by the noise and has no weight decay; leave "
                 f"{'weight_decay out' if self.weight_decay else 'epsilon=inf to another optimizer'}"
             )
-        refuse_double_rate(make_lr_schedule(self.lr_schedule), method=None, optimizer=self.optimizer)
+        refuse_double_rate(make_lr_schedule(self.lr_schedule), method=None, optimizer="adam-wosm")
 
     @property
     def mechanism(self) -> Mechanism:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,8 @@ import torch
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from clipwise.automatic import rule
+from clipwise.automatic.choice import is_automatic
 from clipwise.clipping import METHODS, method_options
 from clipwise.data import DataSet, is_file
 from clipwise.data.grouping import BY_CLASS, find_grouping
@@ -22,7 +23,7 @@ from clipwise.losses import Loss, make_loss
 from clipwise.models import get_architecture, weights_source
 from clipwise.models.architecture import Architecture
 from clipwise.optim import AdamWOSM
-from clipwise.training.options import TrainConfig
+from clipwise.training.options import OptimizerName, TrainConfig
 from clipwise.types import BadArgument
 
 _EPSILON = 3.0  # where neither an epsilon nor a noise multiplier is named
@@ -35,12 +36,14 @@ def resolve(asked: TrainConfig, dataset: DataSet) -> TrainConfig:
     recipe = dataset.recipe.chosen(asked.model)
     records = len(dataset.train)
     architecture = get_architecture(asked.model or recipe.model)
+    automatic = is_automatic(asked.method)  # then what is not asked for is left to `fit`, which says what it found
+    optimizer = _optimizer(asked, automatic)
     refuse_double_rate(make_lr_schedule(asked.lr_schedule), method=rate_setting_method(asked.method), optimizer=None)
     words = dataset.kind == "text" and not architecture.weights.encoder
     return asked.model_copy(
         update={
             "delta": _delta(asked, records),
-            "expected_batch_size": _batch(asked, recipe, records),
+            "expected_batch_size": _batch(asked, recipe, records, automatic),
             "data": str(Path(asked.data).resolve()) if is_file(asked.data) else asked.data,
             "loss": str(_loss(asked, architecture, dataset)),
             "vocabulary": in_full(asked.vocabulary, dataset.vocabulary_size or 0) if words else None,
@@ -49,12 +52,32 @@ def resolve(asked: TrainConfig, dataset: DataSet) -> TrainConfig:
             "freeze": asked.freeze or architecture.default_freeze,
             "method_options": _method_options(asked, dataset),
             "epsilon": _EPSILON if asked.epsilon is None and asked.noise_multiplier is None else asked.epsilon,
-            "epochs": asked.epochs or recipe.epochs,
-            "lr": asked.lr or _RATES.get(asked.optimizer, recipe.lr),
-            "momentum": 0.9 if asked.optimizer == "sgd" and asked.momentum is None else asked.momentum,
-            "average_weights": recipe.average_weights if asked.average_weights is None else asked.average_weights,
+            "epochs": asked.epochs or (None if automatic else recipe.epochs),
+            "lr": asked.lr or _rate(optimizer, recipe, automatic),
+            "optimizer": optimizer,
+            "momentum": 0.9 if optimizer == "sgd" and asked.momentum is None else asked.momentum,
+            "average_weights": asked.average_weights
+            if automatic or asked.average_weights is not None
+            else recipe.average_weights,
         }
     )
+
+
+def _optimizer(asked: TrainConfig, automatic: bool) -> OptimizerName | None:
+    """The one that is asked for; of an automatic run without any, `fit` makes one."""
+    if asked.optimizer is not None:
+        return asked.optimizer
+    if automatic and asked.momentum is not None:
+        raise BadArgument(
+            f"momentum={asked.momentum!r} means nothing to method={asked.method!r} without an optimizer; add --optimizer sgd, or leave it out"
+        )
+    return ("adam" if asked.weight_decay else None) if automatic else "sgd"
+
+
+def _rate(optimizer: OptimizerName | None, recipe: Recipe, automatic: bool) -> float | None:
+    if automatic and optimizer != "adam-wosm":
+        return None  # found by the run
+    return _RATES.get(str(optimizer), recipe.lr)
 
 
 def _delta(asked: TrainConfig, records: int) -> float:
@@ -62,7 +85,7 @@ def _delta(asked: TrainConfig, records: int) -> float:
         if asked.delta is None:
             raise BadArgument("size='private': the default of delta follows from the number of records; give delta")
         return asked.delta
-    delta = asked.delta if asked.delta is not None else min(1e-5, 10.0 ** -(math.floor(math.log10(records)) + 1))
+    delta = asked.delta if asked.delta is not None else rule.delta_for(records)
     if delta >= 1 / records:
         raise BadArgument(
             f"delta={delta!r} is not below 1 / {records}, the number of records: publishing one record outright "
@@ -71,11 +94,13 @@ def _delta(asked: TrainConfig, records: int) -> float:
     return delta
 
 
-def _batch(asked: TrainConfig, recipe: Recipe, records: int) -> int:
+def _batch(asked: TrainConfig, recipe: Recipe, records: int, automatic: bool) -> int | None:
+    if asked.expected_batch_size is None and asked.size == "private" and (is_file(asked.data) or automatic):
+        raise BadArgument("size='private': the default of batch follows from the number of records; give batch")
+    if asked.expected_batch_size is None and automatic:
+        return None
     batch = int(asked.expected_batch_size or recipe.expected_batch_size)
     if asked.size == "private":
-        if asked.expected_batch_size is None and is_file(asked.data):
-            raise BadArgument("size='private': the default of batch follows from the number of records; give batch")
         return batch
     if batch > records:
         raise BadArgument(f"batch={batch!r} is above the number of records, {records}; give {records} or less")
@@ -121,7 +146,7 @@ def _loss(asked: TrainConfig, architecture: Architecture, dataset: DataSet) -> L
         raise BadArgument(
             f"standardize={asked.standardize!r}: model={architecture.name!r} is to give its input back, pixels from 0 to 1; leave it out"
         )
-    if numbers and METHODS[asked.method].needs_groups and asked.group_by == BY_CLASS:
+    if dataset.numbers and METHODS[asked.method].needs_groups and asked.group_by == BY_CLASS:
         raise BadArgument(f"method={asked.method!r} treats groups apart, and numbers have no classes: name --group-by")
     if asked.vocabulary and architecture.weights.encoder:
         raise BadArgument(
@@ -136,7 +161,7 @@ def optimizer_of(settings: TrainConfig) -> Callable[[Iterable[Parameter]], Optim
     """Makes the torch optimizer that the (resolved) options name."""
 
     def made(parameters: Iterable[Parameter]) -> Optimizer:
-        rate = float(settings.lr or 0)
+        rate = float(settings.lr or 0)  # 0: method auto sets it
         if settings.optimizer == "adam-wosm":
             return AdamWOSM(parameters, lr=rate)
         kind: Any = {
@@ -144,7 +169,7 @@ def optimizer_of(settings: TrainConfig) -> Callable[[Iterable[Parameter]], Optim
             "adam": torch.optim.Adam,
             "adamw": torch.optim.AdamW,
             "rmsprop": torch.optim.RMSprop,
-        }[settings.optimizer]
+        }[str(settings.optimizer)]
         momentum = {} if settings.momentum is None else {"momentum": settings.momentum}
         return kind(parameters, lr=rate, weight_decay=settings.weight_decay, **momentum)
 

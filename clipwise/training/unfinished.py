@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from clipwise.accounting import Ledger, LedgerError
+from clipwise.automatic.choice import is_automatic
 from clipwise.checkpoint import Checkpoints
 from clipwise.ranks import World
 from clipwise.statement import shown_epsilon
@@ -41,7 +42,17 @@ def begun(out: str | None) -> RunFolder | None:
         return None
     if ended(folder):
         raise BadArgument(f"out={out!r}: that run has ended; name another folder for a new one")
-    return folder if Checkpoints(folder.checkpoints).newest() is not None else None
+    return folder if Checkpoints(folder.checkpoints).newest() is not None or died_measuring(folder) else None
+
+
+def died_measuring(folder: RunFolder) -> bool:
+    """Whether a run has charges and no checkpoint because it had not begun to train: it can measure again, and pays again."""
+    config = folder.path / "config.toml"
+    if not (config.exists() and folder.ledger.exists()):
+        return False
+    return is_automatic(make_config(read_config(config), str(config)).method) and bool(
+        Ledger.read(folder.ledger).events()
+    )
 
 
 def ended(folder: RunFolder) -> bool:

@@ -85,7 +85,7 @@ class Clipwise(Peer):
             noise_multiplier=NOISE_MULTIPLIER,
             epochs=1_000_000,  # so that the ledger reserves steps in blocks, as in any planned run
             ledger=Path(self._folder.name, "ledger.jsonl"),
-            **(options or {"threshold": THRESHOLD}),
+            **(options or {"method": "fixed", "threshold": THRESHOLD}),
         )
         self._batches = self._forever()
 

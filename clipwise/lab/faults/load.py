@@ -147,6 +147,7 @@ def long_run(steps: int) -> list[Figure]:
             ledger=Path(folder) / "ledger.jsonl",
             checkpoints=Path(folder) / "kept",
             on_step=clock,
+            method="fixed",
         )
     more = Figure(
         f"run of {planned:,} steps: calls in the last block more than in the second",
@@ -259,6 +260,7 @@ def layers(count: int) -> list[Figure]:
             seed=1,
             ledger=folder / "ledger.jsonl",
             resume=resume,
+            method="fixed",
         )
         took["go on" if resume else "attach"] = time.perf_counter() - start
         for x, y in private.loader:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from clipwise.fairness.intervals import wilson
+from clipwise.proportion import wilson
 from clipwise.validate import finite_or_none
 
 

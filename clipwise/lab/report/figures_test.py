@@ -8,11 +8,11 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from clipwise.fairness.intervals import wilson
 from clipwise.lab.report import svg
 from clipwise.lab.report.figures import Figure, Point, Series, Target, run_figures, thinned
 from clipwise.lab.report.plots import png
 from clipwise.lab.report.study_figures import _point, _spread
+from clipwise.proportion import wilson
 
 LINES = [
     {"epoch": 1, "step": 3, "accuracy": 0.5, "lr": 0.1, "epsilon": 1.5, "threshold": 2.0, "thresholds": [1.0, 4.0]},
@@ -29,7 +29,7 @@ def test_every_number_has_a_figure_over_steps():
     assert list(figures) == ["epsilon", "accuracy", "threshold", "lr", "drift-of-it"]
     assert figures["epsilon"].series == (Series("epsilon", (Point(3, 1.5), Point(6, 2.5))),)
     assert figures["epsilon"].target == Target("target", 3.0)
-    assert [s.label for s in figures["threshold"].series] == ["threshold", "thresholds 0", "thresholds 1"]
+    assert [s.label for s in figures["threshold"].series] == ["threshold C", "thresholds 0", "thresholds 1"]
     assert figures["threshold"].series[2].points == (Point(3, 4.0), Point(6, 5.0))
     assert figures["drift-of-it"].series[0].points == (Point(9, 7.0),)
 

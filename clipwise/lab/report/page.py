@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from clipwise.fairness.intervals import wilson
 from clipwise.lab.report import bars, grouped_bars, html
 from clipwise.lab.report.attack import attack_figure, attack_section, limits
 from clipwise.lab.report.figures import Figure, short
 from clipwise.lab.report.grouped_bars import Bar, BarSeries, GroupedBars
 from clipwise.lab.report.run_record import RunRecord
 from clipwise.lab.report.search import search_section
+from clipwise.proportion import wilson
 from clipwise.statement import shown_epsilon
 from clipwise.validate import finite_or_none
 

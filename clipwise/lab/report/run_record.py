@@ -12,9 +12,9 @@ from clipwise import files
 from clipwise.accounting import ACCOUNTANTS, TradeOff, trade_off
 from clipwise.accounting.history import read_history
 from clipwise.accounting.ledger import Ledger, LedgerError
-from clipwise.fairness.intervals import wilson
 from clipwise.lab.report.attack import RATES
 from clipwise.lab.report.search import SearchRecord
+from clipwise.proportion import wilson
 from clipwise.statement import stated_head
 from clipwise.training.verify import NotVerified, verify
 from clipwise.types import BadArgument

@@ -57,6 +57,7 @@ class Range:
 
 
 Axis = Sequence[Any] | Range
+_METHOD = "fixed"  # where a search names none and the recipe is automatic: a search finds what that would have found
 
 
 @dataclass(frozen=True)
@@ -192,9 +193,10 @@ def _candidate(options: Mapping[str, Any], point: Mapping[str, Any]) -> Candidat
 
     asked = {**options, **point}
     recommended = make_config({name: asked[name] for name in ("data", "model") if name in asked}, "the search").method
+    recommended = _METHOD if METHODS[recommended].automatic else recommended
     method = validate.choice("method", asked.get("method", recommended), METHODS)
     own = {field.name for field in fields(METHODS[method])}
-    values = dict(options)
+    values = {"method": recommended, **options}
     of_method = dict(values.pop("method_options", {}))
     for name, value in point.items():
         if name in own:
@@ -212,5 +214,10 @@ def _candidate(options: Mapping[str, Any], point: Mapping[str, Any]) -> Candidat
         raise BadArgument(
             f"method={config.method!r} has no valid guarantee, so that no search over it can be paid for; use "
             f"{made.alternative or 'another'}"
+        )
+    if made.automatic and config.lr is None:
+        raise BadArgument(
+            f"method={config.method!r} finds its own learning rate, and pays for it, which the plan of a search does not count; run "
+            "clipwise train, give or search lr, or search another method"
         )
     return Candidate(dict(point), config)

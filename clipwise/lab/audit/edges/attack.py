@@ -111,6 +111,7 @@ def _released(one: Attack, extra: bool) -> tuple[Tensor, Tensor]:
         threshold=BOUND,
         loss_reduction=one.reduction,
         seed=0,
+        method="fixed",
     )
     try:
         for _ in range(one.steps):

@@ -69,13 +69,25 @@ def _(private: Private, model: nn.Module, batch: Any) -> None:  # noqa: ARG001
 
 @attack(_EDGE, "a second run on the same model")
 def _(private: Private, model: nn.Module, batch: Any) -> None:  # noqa: ARG001
-    attach(model, torch.optim.SGD(model.parameters(), lr=0.1), plain_loader(records(False)), noise_multiplier=1.0)
+    attach(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        plain_loader(records(False)),
+        noise_multiplier=1.0,
+        method="fixed",
+    )
 
 
 @attack(_EDGE, "a run on a wrapper of the model")
 def _(private: Private, model: nn.Module, batch: Any) -> None:  # noqa: ARG001
     wrapper = nn.Sequential(model, nn.Linear(CLASSES, CLASSES))
-    attach(wrapper, torch.optim.SGD(wrapper.parameters(), lr=0.1), plain_loader(records(False)), noise_multiplier=1.0)
+    attach(
+        wrapper,
+        torch.optim.SGD(wrapper.parameters(), lr=0.1),
+        plain_loader(records(False)),
+        noise_multiplier=1.0,
+        method="fixed",
+    )
 
 
 class _Two(nn.Module):
@@ -89,8 +101,14 @@ class _Two(nn.Module):
 
 @attack(_EDGE, "a run on a part of the model", model=_Two)
 def _(private: Private, model: nn.Module, batch: Any) -> None:  # noqa: ARG001
-    part = model.body
-    attach(part, torch.optim.SGD(part.parameters(), lr=0.1), plain_loader(records(False)), noise_multiplier=1.0)  # type: ignore[union-attr]
+    part: nn.Module = model.body  # type: ignore[assignment]
+    attach(
+        part,
+        torch.optim.SGD(part.parameters(), lr=0.1),
+        plain_loader(records(False)),
+        noise_multiplier=1.0,
+        method="fixed",
+    )
 
 
 @attack(_EDGE, "a layer called from outside the model", model=_Two)
