@@ -20,6 +20,7 @@ from clipwise.lab.study.table import heading, stated
 from clipwise.validate import finite_or_none
 
 _Line = Mapping[str, Any]
+_MOST_LINES = 16  # of a chart: with more, colours repeat and nothing is seen
 # (file, x, y, title): charts in the order of a row
 _CHARTS = (
     ("metrics.jsonl", "epoch", "accuracy", "accuracy"),
@@ -40,6 +41,8 @@ def study_curves(about: About, lines: Sequence[_Line], folder: Path) -> list[Fig
             continue
         at, _ = columns.most_common(1)[0]
         shown = [line for line in here if stated(line) == at]
+        if len({line["variant"] for line in shown}) > _MOST_LINES:
+            continue
         files = {
             line["id"]: {name: _read(folder, line, name) for name in ("metrics.jsonl", "path.jsonl")} for line in shown
         }
