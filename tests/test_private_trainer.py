@@ -84,6 +84,41 @@ def test_epsilon_and_nothing_else(tmp_path):
         clipwise.detach(one.model)
 
 
+def test_with_lora_a_step_is_plain_descent_when_nothing_is_clipped(tmp_path):
+    """Every record each step, next to no noise: the weights are those of a loop of torch, adapters and head alike."""
+    peft = pytest.importorskip("peft")
+    adapters = {"r": 2, "target_modules": ["query", "value"], "lora_dropout": 0.0, "init_lora_weights": False}
+
+    def adapted():
+        bare = model()
+        for part in bare.modules():
+            if isinstance(part, torch.nn.Dropout):
+                part.p = 0.0
+        return peft.get_peft_model(bare, peft.LoraConfig(task_type="SEQ_CLS", **adapters))
+
+    by_hand, rate, steps = adapted(), 0.5, 3
+    start = {name: p.detach().clone() for name, p in by_hand.named_parameters()}
+    data = {key: torch.stack([record[key] for record in records()]) for key in records()[0]}
+    optimizer = torch.optim.SGD([p for p in by_hand.parameters() if p.requires_grad], lr=rate)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        by_hand(**data).loss.backward()
+        optimizer.step()
+
+    more = {"per_device_train_batch_size": RECORDS // 4, "gradient_accumulation_steps": 4, "max_steps": steps}
+    more |= {"optim": "sgd", "learning_rate": rate, "lr_scheduler_type": "constant"}
+    unclipped = {"method": "fixed", "threshold": 20.0, "noise_multiplier": 1e-5}
+    one = clipwise.hf.PrivateTrainer(adapted(), arguments(tmp_path, **more), train_dataset=records(), **unclipped)
+    one.train()
+    found = dict(one.model.named_parameters())
+    for name, p in by_hand.named_parameters():
+        assert torch.allclose(found[name], p, atol=1e-4), name
+        assert p.requires_grad != torch.equal(p, start[name]), name
+    assert {"lora_A", "lora_B", "classifier"} <= {
+        part for name, p in found.items() if p.requires_grad for part in name.split(".")
+    }
+
+
 def test_the_model_card_and_the_saved_model_carry_the_statement(tmp_path):
     one = trainer(tmp_path, more={"max_steps": 2, "save_strategy": "no"})
     one.train()
