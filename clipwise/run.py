@@ -40,7 +40,7 @@ from clipwise.plans import Counted, Facts, Phase, Plan, check_delta
 from clipwise.ranks import World, at_rest, unwrapped
 from clipwise.resuming import check_resume, open_ledger, plan_fingerprint, with_what_is_left
 from clipwise.sampling import PhysicalBatch, PoissonSampler, SampledLoader, check_collate, check_loader
-from clipwise.state import Generators, Part, RunState, StepState, data_fingerprint
+from clipwise.state import Generators, Part, RunState, StepState, content_fingerprint, data_fingerprint
 from clipwise.statement import Statement
 from clipwise.step import Engine, State, Stepper, initial_state, private_step
 from clipwise.types import BadArgument, BudgetExhausted, LoopMisuse
@@ -99,7 +99,7 @@ class Run:
         plan, self.facts = self._planned(facts, ledger, books, before, follows)
         guards.check_groups(plan.method.name, plan.method.needs_groups, groups)
         self._data = data_fingerprint(loader.dataset, mechanism.seed)
-        self._begin_alike(facts, parameters)
+        self._begin_alike(facts, parameters, loader)
         if resume is not None:
             check_resume(resume, self._saved, plan, self._data)
         alike = (parameters, optimizer, loader, self._data, self.world.size)
@@ -145,9 +145,13 @@ class Run:
             world=world,
         )
 
-    def _begin_alike(self, facts: Facts, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Processes that train together have the same options and data; the leader's weights count."""
-        known = (facts, self.mechanism, self._data, list(parameters))
+    def _begin_alike(self, facts: Facts, parameters: Mapping[str, nn.Parameter], loader: DataLoader[Any]) -> None:
+        """Processes that train together have the same options, and the same records in the same order: one that stood at two
+        places could be drawn twice. The leader's weights count."""
+        if self.world.size == 1:
+            return
+        once = Key(self.world.told(Key.fresh().secret), seeded=False)  # for this comparison, and kept nowhere
+        known = (facts, self.mechanism, content_fingerprint(loader.dataset, once), list(parameters))
         self.world.agree("data, model and options", repr(known).encode())
         self.world.share_weights(self.model)
 

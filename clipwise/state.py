@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.data import Dataset, TensorDataset
 
 from clipwise.keystream import Key
+from clipwise.randomness import held, seed_all
 from clipwise.step import State, Stepper
 from clipwise.types import BadArgument
 
@@ -103,15 +104,23 @@ def data_fingerprint(dataset: Dataset[Any], seed: int | None) -> str:
     """
     if seed is None:
         return f"layout {hashlib.sha256(json.dumps(_layout(dataset)).encode()).hexdigest()}"
-    digest = hmac.new(Key.from_seed(seed).derive("data fingerprint").secret, digestmod="sha256")
+    return f"content {content_fingerprint(dataset, Key.from_seed(seed))}"
+
+
+def content_fingerprint(dataset: Dataset[Any], key: Key) -> str:
+    """A keyed hash of every record, in order. Records that are drawn anew when they are read (augmented) are read with all
+    generators seeded alike."""
+    digest = hmac.new(key.derive("data fingerprint").secret, digestmod="sha256")
     if isinstance(dataset, TensorDataset):
         for tensor in dataset.tensors:
             _digest(digest, tensor)
-    else:
+        return digest.hexdigest()
+    with held():
+        seed_all(0)
         for i in range(len(dataset)):  # type: ignore[arg-type]
             for leaf in tree_flatten(dataset[i])[0]:
                 _digest(digest, leaf)
-    return f"content {digest.hexdigest()}"
+    return digest.hexdigest()
 
 
 def _digest(digest: Any, leaf: Any) -> None:

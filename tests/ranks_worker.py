@@ -112,6 +112,7 @@ def refusals(_):
         ),
         "other options": lambda: run(threshold=1.0 + rank),
         "other data": lambda: run(records=data(seed=rank)),
+        "other data, no seed": lambda: run(records=data(seed=rank), seed=None),
     }.items():
         try:
             attempt()

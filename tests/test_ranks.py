@@ -79,6 +79,7 @@ def test_what_is_not_the_same_everywhere_is_refused_in_every_process(two):
         assert "DistributedSampler" in told["sampler"]
         assert "same data, model and options" in told["other options"]
         assert "same data, model and options" in told["other data"]
+        assert "same data, model and options" in told["other data, no seed"]
         assert "same step, thresholds, learning rate and weights" in told["another rate"]
     assert two[1][0]["refusals"]["weights"] == two[1][1]["refusals"]["weights"], "no process took the step alone"
 

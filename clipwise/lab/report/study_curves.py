@@ -26,7 +26,7 @@ _CHARTS = (
     ("metrics.jsonl", "epoch", "accuracy", "accuracy"),
     ("path.jsonl", "step", "threshold", "clipping threshold"),
     ("path.jsonl", "step", "upper", "upper bound"),
-    ("path.jsonl", "step", "mean_sensitivity", "mean norm, as released"),
+    ("path.jsonl", "step", "mean_sensitivity", "mean norm (auto-dp: without noise)"),
     ("path.jsonl", "step", "noise_multiplier", "noise multiplier"),
     ("path.jsonl", "step", "lr", "learning rate"),
 )
