@@ -44,8 +44,7 @@ def account(
     )
     events = run.events(noise_multiplier)
     spent = epsilon(events, delta, accountant)
-    if as_json or attack:
-        found = trade_off(events, spent.value, spent.delta, whole_curve=accountant != "rdp")
+    found = trade_off(events, spent.value, spent.delta, whole_curve=accountant != "rdp")
     if as_json:
         output.print_json(
             {
