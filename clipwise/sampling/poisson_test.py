@@ -50,10 +50,10 @@ class _Coins:
     def __init__(self, firsts, rests):
         self.given = {0: bytes(firsts), 1: np.array(rests, dtype="<u8").tobytes()}
 
-    def derive(self, label):
+    def derive(self, _label):
         return self
 
-    def keystream(self, *, step, stream=0):
+    def keystream(self, *, stream=0, **_):
         return type("Stream", (), {"update": lambda _, zeros: self.given[stream][: len(zeros)]})()
 
 
