@@ -149,7 +149,7 @@ class PrivacyEngine:
             self._ledger = where.with_name(f"{where.name}.{run.ledger.run_id[:8]}.ledger.jsonl").absolute()
             run.charge_to(self._ledger)
         plan = run.plan
-        account = {
+        account: dict[str, Any] = {
             "ledger": str(self._ledger),
             "ledger_head": run.ledger.head,
             "mechanism": self.accountant.mechanism(),
