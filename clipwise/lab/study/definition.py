@@ -120,7 +120,7 @@ class Study:
 def located(path: Path) -> Path:
     """A file, or by its name alone one of those that come with Clipwise (`clipwise study quick`)."""
     ours = FILES / f"{path.name}.toml"
-    return ours if path.parent == Path() and not path.suffix and not path.exists() and ours.is_file() else path
+    return ours if path.parent == Path() and not path.suffix and not path.is_file() and ours.is_file() else path
 
 
 def read_study(path: Path, *, quick: bool = False, check: bool = True) -> Study:
