@@ -429,12 +429,12 @@ def test_a_cut_study_is_shown_as_it_is(tmp_path):
     folder.mkdir()
     refused = CliRunner().invoke(app, asked)
     assert refused.exit_code == 2
-    assert "no results" in refused.output
+    assert "--as-it-is" in refused.output
     (first, *_) = read_study(file).trials
     line = {"id": first.id, "variant": "fixed", "target_epsilon": 1.0, "epsilon": 1.0, "accuracy": 0.75, "run": "runs/x"}
     append_line(folder / "results.jsonl", {**line, "data": "digits", "model": "linear", "seed": 0, "method": "fixed"})
     assert CliRunner().invoke(app, asked).exit_code == 0
-    page = (tmp_path / "published" / "study.md").read_text()
+    page = (tmp_path / "published" / "small.md").read_text()
     assert "1 of 6 runs" in page
     assert "75.00" in page
     assert not (folder / "runs").exists()
