@@ -408,7 +408,9 @@ def test_runs_are_known_by_what_changes_their_result_and_by_nothing_else(tmp_pat
 
     known = id_of()
     words = '{"data": "digits", "epsilon": 3.0, "method": "fixed", "seed": 4}'
-    assert known == hashlib.sha256(words.encode()).hexdigest()[:12]  # written by hand: an id of today is one of tomorrow
+    assert (
+        known == hashlib.sha256(words.encode()).hexdigest()[:12]
+    )  # written by hand: an id of today is one of tomorrow
     stated = {"schedule": "constant", "lr_schedule": "none", "weight_decay": 0.0, "group_by": "class"}
     of_no_matter = {"out": str(tmp_path / "a"), "tensorboard": True, "max_physical_batch": 7, "unit": "a person"}
     assert known == id_of(**stated) == id_of(**of_no_matter)
@@ -431,7 +433,14 @@ def test_a_cut_study_is_shown_as_it_is(tmp_path):
     assert refused.exit_code == 2
     assert "--as-it-is" in refused.output
     (first, *_) = read_study(file).trials
-    line = {"id": first.id, "variant": "fixed", "target_epsilon": 1.0, "epsilon": 1.0, "accuracy": 0.75, "run": "runs/x"}
+    line = {
+        "id": first.id,
+        "variant": "fixed",
+        "target_epsilon": 1.0,
+        "epsilon": 1.0,
+        "accuracy": 0.75,
+        "run": "runs/x",
+    }
     append_line(folder / "results.jsonl", {**line, "data": "digits", "model": "linear", "seed": 0, "method": "fixed"})
     assert CliRunner().invoke(app, asked).exit_code == 0
     page = (tmp_path / "published" / "small.md").read_text()

@@ -147,7 +147,9 @@ def _extended(values: dict[str, Any], path: Path) -> dict[str, Any]:
         return values
     name = values.get("extends")
     if not isinstance(name, str):
-        raise BadArgument(f'study={str(path)!r}: extends={name!r} is no study; write extends = "NAME" (or drop variants)')
+        raise BadArgument(
+            f'study={str(path)!r}: extends={name!r} is no study; write extends = "NAME" (or drop variants)'
+        )
     beside = path.parent / f"{name}.toml"
     base = _read(beside if beside.is_file() else located(Path(name)))
     if "extends" in base:

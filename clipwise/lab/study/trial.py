@@ -18,7 +18,13 @@ from clipwise.lab.tuning.share import Share
 from clipwise.mechanism import Performance
 from clipwise.training.options import TrainConfig
 
-_NO_PART = {"out", "tensorboard", "unit", "unsafe_diagnostics", *Performance.model_fields}  # where, how fast, in which words
+_NO_PART = {
+    "out",
+    "tensorboard",
+    "unit",
+    "unsafe_diagnostics",
+    *Performance.model_fields,
+}  # where, how fast, in which words
 _OPTIONS = TrainConfig.model_fields
 _ALWAYS = {"data", "method"}  # the default of method was fixed once; data is what a run is on
 
