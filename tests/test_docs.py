@@ -43,6 +43,12 @@ def test_the_adversarial_loop_of_the_docs_runs():
     assert "private.outside() was used" in names["private"].statement().to_markdown()
 
 
+def test_the_loop_of_the_page_for_who_comes_from_opacus_runs(capsys):
+    (code,) = blocks(ROOT / "docs" / "from_opacus.md")
+    exec(compile(code, "from_opacus.md", "exec"), {"__name__": "page"})
+    assert "Privacy statement" in capsys.readouterr().out
+
+
 @pytest.mark.filterwarnings("ignore")  # of transformers, about its own changes
 def test_the_loops_of_the_page_on_hugging_face_run(capsys, tmp_path, monkeypatch):
     pytest.importorskip("transformers")
