@@ -71,13 +71,13 @@ def regret_heats(about: About, cells: Sequence[Cell]) -> list[Heat]:
     return [
         Heat(
             name=f"regret-of-{of}",
-            title=f"Regret of {of} in points, against the best of the grid",
+            title=f"Regret of {of}, in points",
             x_label="epsilon",
             y_label="task",
             xs=tuple(f"{at:g}" for at in epsilons),
             ys=tuple(named),
             values=tuple(tuple(known.get((name, at)) for at in epsilons) for name in named),
-            note="below 0: above the grid's best",
+            note="against the grid's best, which was not charged",
         )
     ]
 
