@@ -96,22 +96,22 @@ def part(place: Place) -> str:
 
 
 def _of_all(found: Sequence[Place], cells: Sequence[Cell]) -> list[str]:
-    """Every variant, also each setting of the grid for all tasks alike, on the places that all of them have."""
-    means = {(f"{c.data}, {c.model}", c.at, c.variant): c.mean for c in cells}
-    variants = dict.fromkeys(c.variant for c in cells if c.at is not None)
+    """Every variant that was run at all places, and once more where the most variants were."""
     most = max(len(place.others) for place in found)
-    shared = [place for place in found if len(place.others) == most]
+    most_run = [place for place in found if len(place.others) == most]
+    return [*_ranked(found, cells), *(_ranked(most_run, cells) if len(most_run) < len(found) else [])]
+
+
+def _ranked(where: Sequence[Place], cells: Sequence[Cell]) -> list[str]:
+    means = {(f"{c.data}, {c.model}", c.at, c.variant): c.mean for c in cells}
     rows = []
-    for variant in variants:
-        regrets = [p.best.mean - means[p.task, p.at, variant] for p in shared if (p.task, p.at, variant) in means]
-        if len(regrets) == len(shared):
+    for variant in dict.fromkeys(c.variant for c in cells if c.at is not None):
+        regrets = [p.best.mean - means[p.task, p.at, variant] for p in where if (p.task, p.at, variant) in means]
+        if len(regrets) == len(where):
             rows.append((statistics.fmean(regrets), max(regrets), variant))
-    if len(rows) < 2:
-        return []
-    where = "; ".join(f"{p.task} at {p.at:g}" for p in shared)
-    words = (
-        f"One variant for all tasks, on the {len(shared)} cells that have the most of them ({where}), by mean regret:"
-    )
+    named = dict.fromkeys(p.task for p in where)
+    at = "; ".join(f"{task} at {', '.join(f'{p.at:g}' for p in where if p.task == task)}" for task in named)
+    words = f"One variant for all tasks, by mean regret, on {len(where)} cells ({at}):"
     shown = [f"| {name} | {mean:.2f} | {worst:.2f} |" for mean, worst, name in sorted(rows)]
     return [words, "", "| variant | mean | worst |", "| --- | --- | --- |", *shown, ""]
 
