@@ -46,7 +46,7 @@ LAYERS = (
     ("automatic",),
     ("dropin", "forecast"),
     ("loop",),
-    ("integrations",),
+    ("integrations", "compat"),
     ("hf",),
     ("data",),
     ("models", "fairness"),
