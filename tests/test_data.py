@@ -288,3 +288,14 @@ def test_the_page_has_the_tables_of_the_registry():
     page = (docs / "data.md").read_text()
     for table in names["tables"]().split("\n\n"):
         assert table.strip() in page
+
+
+def test_a_part_of_a_data_set_is_the_same_in_every_run_and_said() -> None:
+    some, again, whole = (load("digits", records=n) for n in (100, 100, None))
+    assert len(some.train) == 100
+    assert len(some.test) == len(whole.test)
+    assert torch.equal(some.train.tensors[0], again.train.tensors[0])
+    assert any("100 of the 1437 records" in note for note in some.notes)
+    for wrong in (0, 1438):
+        with pytest.raises(BadArgument, match="records="):
+            load("digits", records=wrong)

@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from clipwise import validate
 from clipwise.data.adult import ADULT
 from clipwise.data.ag_news import AG_NEWS
@@ -56,6 +58,7 @@ def load(
     vocabulary: str | Encoder | None = None,
     standardize: Sequence[float] | None = None,
     regression: bool = False,
+    records: int | None = None,
     **words: Any,
 ) -> DataSet:
     """The data set by its name, or a user's own data (a path, a DataFrame, a Hugging Face data set, columns by name); checked,
@@ -68,6 +71,8 @@ def load(
     (`hashed:8192`); or an `Encoder` of your own. See clipwise/data/text.py for what each means for privacy.
 
     `standardize` is for images: a mean and a standard deviation of pixels, as public figures.
+
+    `records` trains on so many records of a data set by name, the same ones in every run; its test part stays whole.
     """
     scale = None if standardize is None else validate.mean_and_deviation("standardize", standardize)
     own = make(OwnData, {name: value for name, value in words.items() if value is not None})
@@ -76,6 +81,7 @@ def load(
             raise BadArgument(
                 "vocabulary: an encoder of your own is for a data set of texts by name; give hashed, or a path"
             )
+        _leave_out("is for a data set by name; cut your own file before", records=records)
         return load_own(name, own, regression=regression, vocabulary=vocabulary, standardize=scale)
     source = get_source(name)
     refuse_unless_images(source, scale)
@@ -83,6 +89,7 @@ def load(
     if source.encoder is None or source.fixed_encoder:
         _leave_out(f"is for a data set of words; {name!r} has none", vocabulary=vocabulary)
     dataset = _load_found(source, find_checked(source), vocabulary)
+    dataset = dataset if records is None else _some(dataset, records)
     return dataset if scale is None else _standardized(dataset, *scale)
 
 
@@ -146,6 +153,23 @@ def _load_found(source: Source, found: Found, vocabulary: str | Encoder | None) 
             name: _groups(names, raw[0].groups[name], raw[1].groups[name]) for name, names in source.groups.items()
         },
         preprocessing=Preprocessing(_inputs(source, shape, encoder), Classes(None, source.class_names, numbered=True)),
+    )
+
+
+def _some(dataset: DataSet, records: int) -> DataSet:
+    """With a part of its train part: by an order that no record has a say in, so that every run has the same ones."""
+    import torch
+    from torch.utils.data import TensorDataset
+
+    there = len(dataset.train)
+    if validate.count("records", records) > there:
+        raise BadArgument(f"records={records!r}: {dataset.name!r} has {there} to train on; give {there} or fewer")
+    places = torch.from_numpy(np.random.default_rng(0).permutation(there)[:records])
+    return replace(
+        dataset,
+        train=TensorDataset(*(each[places] for each in dataset.train.tensors)),
+        groups={name: each._replace(train=each.train[places]) for name, each in dataset.groups.items()},
+        notes=(*dataset.notes, f"{records} of the {there} records of {dataset.name}, the same in every run"),
     )
 
 

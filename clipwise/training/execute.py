@@ -53,6 +53,7 @@ def load_asked(asked: TrainConfig) -> DataSet:
     make_method(asked.method, **asked.method_options)
     return load(
         asked.data,
+        records=asked.records,
         standardize=asked.standardize,
         vocabulary=asked.vocabulary if encoder is None else encoder,
         regression=_predicts_numbers(asked),

@@ -25,6 +25,9 @@ class TrainConfig(Mechanism, Performance, OwnData):
     """One training run. An option that is None takes the data set's recommended value (see resolve.py)."""
 
     data: str = Field("digits", description="A name from `clipwise data`, or a file or folder of your own.")
+    records: int | None = Field(
+        None, description="Train on this many records of a data set by name, the same in every run; default: all."
+    )
     standardize: list[float] | None = Field(
         None, description="Of images: MEAN:DEVIATION of the pixels, as public figures."
     )
@@ -105,6 +108,11 @@ class TrainConfig(Mechanism, Performance, OwnData):
     @classmethod
     def _rows(cls, value: float | None) -> int | None:
         return value if value is None else validate.count("batch", value)
+
+    @field_validator("records")
+    @classmethod
+    def _some_records(cls, value: int | None) -> int | None:
+        return value if value is None else validate.count("records", value)
 
     @field_validator("standardize")
     @classmethod

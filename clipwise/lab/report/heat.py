@@ -99,7 +99,8 @@ def _colour(heat: Heat, value: float) -> str:
 def heat_png(heat: Heat) -> bytes:
     from matplotlib.figure import Figure as Drawing
 
-    size = (2.2 + 0.95 * len(heat.xs), 1.5 + 0.45 * len(heat.ys))
+    names = 0.09 * max(9, *(len(y) for y in heat.ys))  # inches, of the longest name on the left
+    size = (1.4 + names + 0.95 * len(heat.xs), 1.5 + 0.45 * len(heat.ys))
     drawing = Drawing(figsize=size, dpi=150, layout="constrained")
     axes = drawing.subplots()
     for row, values in enumerate(heat.values):

@@ -9,6 +9,7 @@ from typing import Any
 from clipwise.lab.report.figures import Figure, Point, Series, Target
 from clipwise.lab.report.heat import Heat
 from clipwise.lab.study import About, Cell
+from clipwise.lab.study.regret import part, places
 from clipwise.lab.study.table import heading, stated
 from clipwise.validate import finite_or_none
 
@@ -57,6 +58,28 @@ def study_heats(about: About, lines: Sequence[_Line]) -> list[Heat]:
             )
         )
     return heats
+
+
+def regret_heats(about: About, cells: Sequence[Cell]) -> list[Heat]:
+    """Tasks by epsilon, of a study that judges one variant against a grid."""
+    if about.regret is None or not (found := places(about.regret, cells)):
+        return []
+    of = about.regret["of"]
+    named = dict.fromkeys(f"{place.task} ({part(place)})" for place in found)
+    epsilons = sorted({place.at for place in found})
+    known = {(f"{place.task} ({part(place)})", place.at): round(place.regret(of) or 0.0, 2) for place in found}
+    return [
+        Heat(
+            name=f"regret-of-{of}",
+            title=f"Regret of {of}, in points",
+            x_label="epsilon",
+            y_label="task",
+            xs=tuple(f"{at:g}" for at in epsilons),
+            ys=tuple(named),
+            values=tuple(tuple(known.get((name, at)) for at in epsilons) for name in named),
+            note="against the grid's best, which was not charged",
+        )
+    ]
 
 
 def _against_epsilon(about: About, data: str, model: str, cells: Sequence[Cell]) -> list[Figure]:

@@ -14,8 +14,9 @@ from clipwise.lab.report.figures import Figure
 from clipwise.lab.report.heat import Heat, draw_heat, heat_png
 from clipwise.lab.report.plots import png
 from clipwise.lab.report.study_curves import study_curves
-from clipwise.lab.report.study_figures import study_figures, study_heats
+from clipwise.lab.report.study_figures import regret_heats, study_figures, study_heats
 from clipwise.lab.study import About, Cell, read_results, summarise
+from clipwise.lab.study.regret import regret_section
 from clipwise.lab.study.table import facts, heading, legend
 from clipwise.lab.study.tuning_table import tuning_section
 from clipwise.training.folder import RunFolder
@@ -57,7 +58,8 @@ def write_study_report(folder: str | Path, out: str | Path | None = None) -> Wri
     found = {line["id"]: line for line in read_results(folder / "results.jsonl")}
     lines = [found[id_] for id_ in about.trials if id_ in found]
     cells = summarise(about, lines)
-    figures, heats = study_figures(about, lines, cells), study_heats(about, lines)
+    figures = [] if about.regret else study_figures(about, lines, cells)  # of a whole grid: too many lines to read
+    heats = [*regret_heats(about, cells), *study_heats(about, lines)]
     curves = study_curves(about, lines, folder)
     target = folder if out is None else Path(out)
     drawn = {f"{each.name}.png": png(each) for each in (*figures, *curves)}
@@ -109,6 +111,8 @@ def _page(
     words = legend(about, lines) + (
         " A diamond marks the source's own figure." if any(c.published for c in cells) else ""
     )
+    if regret := regret_section(about.regret, cells):
+        body.append(f'<section class="statement">{html.markdown(chr(10).join(regret))}</section>')
     body += [html.section("Methods side by side", html.text(words), *blocks), *drawn.went]
     body.append(html.section("Summary", html.text(COMPARED), _summary(about, cells)))
     if searched := tuning_section(lines):

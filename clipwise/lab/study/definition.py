@@ -24,6 +24,7 @@ published_gap = { "1" = 9.4 }            # and its privacy cost gap (see `clipwi
 [picture]                               # accuracy against an option: a line for the methods that are given it,
 x = "threshold"                         # a level for all others. With y, another option: a heat map for each method
 
+[regret]                                # points below the best of a grid: see regret.py
 [quick]                                 # what `--quick` changes: common, the (first) grid, and which variants
 variants = ["fixed, C = {threshold}"]
 
@@ -44,6 +45,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from clipwise import files, validate
+from clipwise.lab.study.regret import check_regret
 from clipwise.lab.study.trial import Trial
 from clipwise.lab.tuning.share import Share
 from clipwise.training.config import make_config
@@ -51,7 +53,7 @@ from clipwise.types import BadArgument
 
 FILES = Path(__file__).parent / "files"  # studies that come with Clipwise
 _FACTS = {"title": "", "source": "", "differs": "", "minutes": 0, "tuning_cost": "not said", "tuning": ""}
-_KEYS = {*_FACTS, "common", "grid", "variant", "picture", "quick", "extends", "variants"}
+_KEYS = {*_FACTS, "common", "grid", "variant", "picture", "regret", "quick", "extends", "variants"}
 _COSTS = ("none", "charged", "not charged", "not said")
 _ABOUT = "study.json"
 Keyed = Literal["epsilon", "noise"]
@@ -78,6 +80,7 @@ class About:
     picture: str | None = None  # the option that accuracy is drawn against
     picture_y: str | None = None  # and the other one, of a heat map
     keyed: Keyed = "epsilon"
+    regret: Mapping[str, Any] | None = None  # which variant is judged against which grid: see regret.py
 
     def write(self, folder: Path) -> None:
         (folder / _ABOUT).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
@@ -105,6 +108,7 @@ class Study:
     picture: str | None
     picture_y: str | None
     trials: tuple[Trial, ...]
+    regret: Mapping[str, Any] | None = None
 
     @property
     def keyed(self) -> Keyed:
@@ -113,7 +117,7 @@ class Study:
 
     def about(self, command: str) -> About:
         published = {trial.variant: dict(trial.published) for trial in self.trials}
-        facts = {name: getattr(self, name) for name in ("name", "picture", "picture_y", "keyed", *_FACTS)}
+        facts = {name: getattr(self, name) for name in ("name", "picture", "picture_y", "keyed", "regret", *_FACTS)}
         return About(**facts, trials=tuple(trial.id for trial in self.trials), published=published, command=command)
 
 
@@ -183,7 +187,13 @@ def make_study(values: Mapping[str, Any], path: Path, *, quick: bool = False, ch
         if trial is not None
     ]
     unique = {trial.id: trial for trial in reversed(trials)}  # a variant that overrides the grid meets itself
-    study = Study(path.stem, **_facts(values, path), **_picture(values, path), trials=tuple(reversed(unique.values())))
+    study = Study(
+        path.stem,
+        **_facts(values, path),
+        **_picture(values, path),
+        trials=tuple(reversed(unique.values())),
+        regret=check_regret(_table(values, "regret", path), path),
+    )
     if study.keyed == "noise" and any(trial.config.epsilon not in (None, math.inf) for trial in study.trials):
         raise BadArgument(
             f"study={str(path)!r} states epsilon for some runs and noise_multiplier for others, and a column of its table is one "

@@ -11,7 +11,7 @@ from clipwise.lab.tuning.planning import SearchPlan
 from clipwise.lab.tuning.share import Share
 from clipwise.training.options import TrainConfig
 
-_OF_DATA = {"data", "standardize", "vocabulary", "model", "pretrained", "loss", *OwnData.model_fields}
+_OF_DATA = {"data", "records", "standardize", "vocabulary", "model", "pretrained", "loss", *OwnData.model_fields}
 _plans: dict[str, SearchPlan] = {}
 _records: dict[str, tuple[TrainConfig, int]] = {}
 _read: dict[str, Any] = {}  # the data set that was read last: the trials of a study mostly share one

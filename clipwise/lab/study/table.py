@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clipwise.lab.study.definition import About, Keyed
+from clipwise.lab.study.regret import regret_section
 from clipwise.lab.study.tuning_table import PAID, tuning_section
 
 NOT_PRIVATE = "not private"
@@ -93,6 +94,7 @@ def to_markdown(about: About, lines: Sequence[Mapping[str, Any]]) -> str:
     ]
     if any(cell.published is not None for cell in cells):
         parts[-2] += " In brackets: the source's own figure."
+    parts += regret_section(about.regret, cells)
     for data, model in dict.fromkeys((cell.data, cell.model) for cell in cells):
         here = [cell for cell in cells if (cell.data, cell.model) == (data, model)]
         parts += [f"## {data}, {model}", "", *_grid(about, here), ""]

@@ -1,0 +1,120 @@
+"""How far a variant is below the best of a grid that was not charged for its search: for studies whose file has [regret].
+
+[regret]
+of = "auto"                             # the variant that is judged
+grid = ["sgd, ", "adam, "]              # how the names of the grid's variants begin
+development = ["digits, mlp"]           # tasks that the variant's own constants were chosen on; all others are held out
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from clipwise.types import BadArgument
+
+if TYPE_CHECKING:
+    from clipwise.lab.study.table import Cell
+
+_KEYS = {"of": str, "grid": list, "development": list}
+WORDS = (
+    "Regret is in points of test accuracy: the best mean of the grid at this task and epsilon, less the variant's own. The grid's best is "
+    "picked on the test records, by the seeds that were run, so that it flatters the grid. A grid that misses more than half of its "
+    "settings at a point is left out there."
+)
+
+
+class Place(NamedTuple):
+    """One task at one epsilon."""
+
+    task: str
+    at: float
+    held_out: bool
+    best: Cell  # of the grid
+    settings: int  # of the grid that were run here
+    others: Mapping[str, Cell]  # by variant, the judged one among them
+
+    def regret(self, variant: str) -> float | None:
+        return self.best.mean - self.others[variant].mean if variant in self.others else None
+
+
+def check_regret(table: Mapping[str, Any], path: object) -> dict[str, Any] | None:
+    if not table:
+        return None
+    if table.keys() != _KEYS.keys() or not all(isinstance(table[name], kind) for name, kind in _KEYS.items()):
+        raise BadArgument(
+            f"study={str(path)!r}: [regret] is {dict(table)!r}; it has of, a name, and grid and development, lists of names"
+        )
+    return dict(table)
+
+
+def places(asked: Mapping[str, Any], cells: Sequence[Cell]) -> list[Place]:
+    """Where the judged variant and enough of the grid have been run."""
+    begins = tuple(asked["grid"])
+    whole = len({cell.variant for cell in cells if cell.variant.startswith(begins)})
+    found = []
+    for data, model, at in dict.fromkeys((cell.data, cell.model, cell.at) for cell in cells):
+        here = [cell for cell in cells if (cell.data, cell.model, cell.at) == (data, model, at)]
+        grid = [cell for cell in here if cell.variant.startswith(begins)]
+        others = {cell.variant: cell for cell in here if not cell.variant.startswith(begins)}
+        if at is not None and asked["of"] in others and 2 * len(grid) > whole:
+            task = f"{data}, {model}"
+            best = max(grid, key=lambda cell: cell.mean)
+            found.append(Place(task, at, task not in asked["development"], best, len(grid), others))
+    return found
+
+
+def regret_section(asked: Mapping[str, Any] | None, cells: Sequence[Cell]) -> list[str]:
+    """Lines of Markdown: every place, then mean and worst of each variant."""
+    if asked is None or not (found := places(asked, cells)):
+        return []
+    of = asked["of"]
+    lines = [f"## Regret of {of}", "", WORDS, ""]
+    lines += [
+        f"| task | | epsilon | {of} | best of the grid | which (settings run) | seeds | regret |",
+        f"|{' --- |' * 8}",
+    ]
+    for place in found:
+        own = place.others[of]
+        which = f"{place.best.variant} ({place.settings})"
+        lines.append(
+            f"| {place.task} | {part(place)} | {place.at:g} | {own} | {place.best} | {which} | "
+            f"{len(own.accuracies)} / {len(place.best.accuracies)} | {place.regret(of):.2f} |"
+        )
+    lines += ["", f"Seeds: of {of} / of the grid.", "", "| tasks | cells | mean | worst |", "| --- | --- | --- | --- |"]
+    for words, some in (
+        ("development", [p for p in found if not p.held_out]),
+        ("held out", [p for p in found if p.held_out]),
+    ):
+        lines.append(f"| {words} | {_summary([p.best.mean - p.others[of].mean for p in some])} |")
+    return [*lines, "", *_of_all(found, cells)]
+
+
+def part(place: Place) -> str:
+    return "held out" if place.held_out else "development"
+
+
+def _of_all(found: Sequence[Place], cells: Sequence[Cell]) -> list[str]:
+    """Every variant that was run at all places, and once more where the most variants were."""
+    most = max(len(place.others) for place in found)
+    most_run = [place for place in found if len(place.others) == most]
+    return [*_ranked(found, cells), *(_ranked(most_run, cells) if len(most_run) < len(found) else [])]
+
+
+def _ranked(where: Sequence[Place], cells: Sequence[Cell]) -> list[str]:
+    means = {(f"{c.data}, {c.model}", c.at, c.variant): c.mean for c in cells}
+    rows = []
+    for variant in dict.fromkeys(c.variant for c in cells if c.at is not None):
+        regrets = [p.best.mean - means[p.task, p.at, variant] for p in where if (p.task, p.at, variant) in means]
+        if len(regrets) == len(where):
+            rows.append((statistics.fmean(regrets), max(regrets), variant))
+    named = dict.fromkeys(p.task for p in where)
+    at = "; ".join(f"{task} at {', '.join(f'{p.at:g}' for p in where if p.task == task)}" for task in named)
+    words = f"One variant for all tasks, by mean regret, on {len(where)} cells ({at}):"
+    shown = [f"| {name} | {mean:.2f} | {worst:.2f} |" for mean, worst, name in sorted(rows)]
+    return [words, "", "| variant | mean | worst |", "| --- | --- | --- |", *shown, ""]
+
+
+def _summary(regrets: Sequence[float]) -> str:
+    return f"{len(regrets)} | {statistics.fmean(regrets):.2f} | {max(regrets):.2f}" if regrets else "0 | |"
