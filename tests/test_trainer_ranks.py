@@ -36,7 +36,7 @@ def test_a_killed_process_is_started_again_and_the_run_ends_as_that_of_one(tmp_p
     )
     assert done.returncode == 0, done.stderr
     first, second = (json.loads((folder / f"{rank}.json").read_text()) for rank in range(2))
-    assert first["restarted"] and second["restarted"], "nobody died: this test shows nothing"
+    assert all(one["restarted"] for one in (first, second)), "nobody died: this test shows nothing"
     assert first["weights"] == second["weights"]
     assert first["expected"] == trainer_worker.BATCH, "of both together"
     assert any("2 processes trained together" in note for note in first["notes"])
