@@ -25,6 +25,7 @@ LAYERS = (
     ("types", "files"),
     ("validate",),
     (
+        "devices",
         "keystream",
         "schedules",
         "named_text",
@@ -60,6 +61,7 @@ LAYERS = (
 )
 LAYER = {room: number for number, rooms in enumerate(LAYERS) for room in rooms}
 SHARED = {
+    "devices",
     "durable",
     "types",
     "validate",
