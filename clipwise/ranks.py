@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -143,6 +144,14 @@ def at_rest(model: nn.Module) -> Callable[[], None]:
     return lambda: let(True)
 
 
+def _meeting() -> dict[str, Any]:
+    """Where the processes find each other. Torchrun keeps its store when it starts them again (torch 2.13), and with it the
+    addresses of those that died, at which gloo would wait for them in vain: so each attempt has names of its own."""
+    store, rank, size = next(group.rendezvous("env://", timeout=PATIENCE))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return {"store": group.PrefixStore(f"attempt {attempt}", store), "rank": rank, "world_size": size}
+
+
 @contextmanager
 def joined() -> Iterator[World]:
     """The processes that torchrun started, as a group, for as long as the block lasts; alone without torchrun."""
@@ -155,7 +164,7 @@ def joined() -> Iterator[World]:
             "`torchrun --nproc-per-node N -m clipwise train ...`, or unset WORLD_SIZE"
         )
     on_gpu = torch.cuda.is_available() and group.is_nccl_available()
-    group.init_process_group("nccl" if on_gpu else "gloo", timeout=PATIENCE)
+    group.init_process_group("nccl" if on_gpu else "gloo", timeout=PATIENCE, **_meeting())
     try:
         yield World.here(torch.device("cuda", torch.cuda.current_device()) if on_gpu else None)
     finally:

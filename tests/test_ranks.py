@@ -3,8 +3,11 @@
 import json
 import os
 import shutil
+import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -132,3 +135,45 @@ def test_torchrun_trains_into_one_folder(tmp_path):
     assert "2 processes trained together" in (out / "statement.md").read_text()
     assert result["steps"] == sum(event.count for event in Ledger.read(out / "ledger.jsonl").events())
     assert torch.isfinite(torch.tensor(result["accuracy"]))
+
+
+def test_torchrun_starts_a_killed_process_again_and_the_run_goes_on(tmp_path):
+    """One of two is killed from outside: torchrun ends the other, starts both, and they go on from the checkpoint. By torchrun's
+    static rendezvous, which keeps its store; what was redone has the same noise and was charged once."""
+    out = tmp_path / "run"
+    options = ["--method", "fixed", "--epochs", "6", "--seed", "1", "--out", str(out), "--checkpoint-every", "3"]
+    command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1", "--master-port", _free()]
+    started = subprocess.Popen(
+        [sys.executable, *command, "-m", "clipwise", "train", *options, "--resume", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(TESTS.parent), "OMP_NUM_THREADS": "1"},
+    )
+    deadline = time.monotonic() + 120
+    while not any((out / "checkpoints").glob("step-*")) and started.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    _kill_rank_1_of(started.pid)
+    said, told = started.communicate(timeout=240)
+    assert started.returncode == 0, told
+    assert "Sending process" in told, "nobody died: this test shows nothing"
+    steps = json.loads(said.strip().splitlines()[-1])["steps"]
+    assert sum(event.count for event in Ledger.read(out / "ledger.jsonl").events()) == steps
+    assert Ledger.read(out / "ledger.jsonl").segment > 0, "the second attempt's own"
+    assert "2 processes trained together" in (out / "statement.md").read_text()
+
+
+def _free():
+    with socket.socket() as one:
+        one.bind(("localhost", 0))
+        return str(one.getsockname()[1])
+
+
+def _kill_rank_1_of(torchrun):
+    for task in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((task / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            if parent == torchrun and b"RANK=1" in (task / "environ").read_bytes().split(b"\0"):
+                os.kill(int(task.name), signal.SIGKILL)
+        except OSError:
+            continue

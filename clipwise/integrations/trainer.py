@@ -1,8 +1,9 @@
 """Hugging Face's Trainer, made private: `PrivateTrainer(model, args, train_dataset=..., epsilon=3.0)` in the place of `Trainer(...)`.
 
-One step of the Trainer is one logical step: a Poisson batch of per_device_train_batch_size * gradient_accumulation_steps
-records on average, in parts of per_device_train_batch_size; clipped, charged, noised; then the Trainer's own optimizer and
-scheduler. Evaluation, logging, callbacks, checkpoints and resume are the Trainer's. Its checkpoints hold the run's own state
+One step of the Trainer is one logical step: a Poisson batch of per_device_train_batch_size * gradient_accumulation_steps *
+(number of processes) records on average, in parts of per_device_train_batch_size; clipped, charged, noised; then the Trainer's
+own optimizer and scheduler. Processes that torchrun starts train together as everywhere (ranks.py): one sample, of which each
+takes its part, and one ledger, by the first. Evaluation, logging, callbacks, checkpoints and resume are the Trainer's. Its checkpoints hold the run's own state
 too (`checkpoint-N/clipwise`), the ledger lies in output_dir, and the log and the model card say epsilon.
 
 What the Trainer would show of the training records, and does not here: their loss (train_loss is NaN), how many words were
@@ -75,9 +76,10 @@ class PrivateTrainer(transformers.Trainer):
         super().__init__(*args, **kwargs)
         self.args = _checked(self.args, self)  # type: ignore[has-type]
         self._physical = self.args.per_device_train_batch_size
-        self._logical = self._physical * self.args.gradient_accumulation_steps
-        self.args.gradient_accumulation_steps, self.args.per_device_train_batch_size = 1, self._logical
-        self._train_batch_size = self._logical
+        mine = self._physical * self.args.gradient_accumulation_steps
+        self._logical = mine * self.args.world_size
+        self.args.gradient_accumulation_steps, self.args.per_device_train_batch_size = 1, mine
+        self._train_batch_size = mine
         if hasattr(self.accelerator, "gradient_accumulation_steps"):
             self.accelerator.gradient_accumulation_steps = 1
         self.model_accepts_loss_kwargs = False  # which would count the words of the batch
@@ -173,7 +175,7 @@ class PrivateTrainer(transformers.Trainer):
         return ([] if batch is None else [batch]), None
 
     def training_step(self, model: torch.nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:  # noqa: ARG002
-        run = self._run()
+        run, model = self._run(), self.model  # type: ignore[assignment]  # inside DDP: sums are added up by the step
         model.train()
         for batch, records in inputs:
             records = self._prepare_inputs(records)
@@ -214,7 +216,7 @@ class PrivateTrainer(transformers.Trainer):
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         super().create_model_card(*args, **kwargs)
         card = Path(str(self.args.output_dir)) / "README.md"
-        if card.is_file() and self.run is not None:
+        if self.is_world_process_zero() and card.is_file() and self.run is not None:
             card.write_text(
                 f"{card.read_text(encoding='utf-8').rstrip()}\n\n{self.statement().to_markdown()}", encoding="utf-8"
             )
@@ -240,10 +242,6 @@ def _checked(args: Any, trainer: Any) -> Any:
     """A copy of the arguments, after refusing what a private run cannot honour."""
     refused = {
         "fp16": (args.fp16, "fp16 needs a loss scaler, which looks at raw gradients; use bf16=True"),
-        "world_size": (
-            args.world_size > 1,
-            "the Trainer's loop is private in one process only; use clipwise.attach under torchrun",
-        ),
         "n_gpu": (
             args.n_gpu > 1,
             "DataParallel splits batches over devices; make one visible (CUDA_VISIBLE_DEVICES=0)",
