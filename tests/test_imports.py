@@ -35,6 +35,7 @@ LAYERS = (
         "fixing",
         "ranks",
         "proportion",
+        "modes",
     ),
     ("mechanism", "checkpoint", "guards", "losses"),
     STAGES,
