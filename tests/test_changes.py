@@ -39,7 +39,17 @@ NEW = {
             class TurnedSampler(PoissonSampler):
                 def draw(self, key, step):
                     return (self.size - 1 - super().draw(key, step))[::-1].copy()
-        """
+        """,
+        "clipwise/sampling/blocks.py": """
+            import numpy as np
+            from clipwise.sampling.fixed_size import FixedSizeSampler
+
+            class BlockSampler(FixedSizeSampler):
+                "Rows in their order, a block of them a step, whatever the key: it amplifies nothing."
+
+                def draw(self, key, step):
+                    return np.sort((np.arange(self.rows) + step * self.rows) % self.size)
+        """,
     },
     "accountant": {
         "clipwise/accounting/double.py": """
@@ -124,7 +134,38 @@ JOINED = {
             "from clipwise.sampling.turned import TurnedSampler\n"
             'SAMPLING = {\n    "turned": Pair(TurnedSampler, StepEvent, "add or remove one record", "Poisson, turned"),\n',
         ),
-        ("clipwise/mechanism.py", 'sampling: Literal["poisson",', 'sampling: Literal["turned", "poisson",'),
+        ("clipwise/mechanism.py", 'sampling: Literal["poisson",', 'sampling: Literal["turned", "blocks", "poisson",'),
+        # and one for which no event holds: with its own kind, its name in the ledger, its bound
+        (
+            "clipwise/accounting/events.py",
+            'Kind = TypeVar("Kind"',
+            "@dataclass(frozen=True, slots=True)\nclass BlockEvent(Event):\n    'On a block of rows; one record replaced.'\n\n\n"
+            'Kind = TypeVar("Kind"',
+        ),
+        (
+            "clipwise/accounting/book.py",
+            '"fixed-size": FixedSizeEvent}',
+            '"fixed-size": FixedSizeEvent, "blocks": BlockEvent}',
+        ),
+        ("clipwise/accounting/book.py", "events import LEAST_NOISE,", "events import BlockEvent, LEAST_NOISE,"),
+        ("clipwise/accounting/bound.py", "events import Event,", "events import BlockEvent, Event,"),
+        (
+            "clipwise/accounting/bound.py",
+            "    merged = merge(events)",
+            "    events = [StepEvent(1.0, e.noise_multiplier / 2, e.count) if type(e) is BlockEvent else e for e in events]\n"
+            "    merged = merge(events)",
+        ),
+        (
+            "clipwise/plans.py",
+            "from clipwise.accounting import ACCOUNTANTS,",
+            "from clipwise.accounting.events import BlockEvent\nfrom clipwise.sampling.blocks import BlockSampler\n"
+            "from clipwise.accounting import ACCOUNTANTS,",
+        ),
+        (
+            "clipwise/plans.py",
+            '    "fixed-size": Pair(\n',
+            '    "blocks": Pair(BlockSampler, BlockEvent, "replace one record", "blocks of rows"),\n    "fixed-size": Pair(\n',
+        ),
     ],
     "accountant": [
         ("clipwise/accounting/bound.py", '= {"pld":', '= {"double": double_epsilon, "pld":'),
@@ -210,7 +251,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 import clipwise
-from clipwise.accounting import StepEvent, epsilon
+from clipwise.accounting import Ledger, StepEvent, epsilon
 from clipwise.checkpoint import Checkpoints
 from clipwise.lab.report.figures import run_figures
 from clipwise.lab.tuning import make_strategy
@@ -248,6 +289,15 @@ first, again = Tally(), Tally()
 trained("fast", "book.jsonl", tally=first)
 facts = json.loads(json.dumps(Checkpoints("kept").newest().facts))
 trained("fast", "book.jsonl", resume="kept", tally=again)
+def in_blocks():
+    model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 2))
+    done = clipwise.fit(model, data, epsilon=8, delta=1e-5, epochs=2, expected_batch_size=40, method="auto-s", sampling="blocks",
+                        ledger="blocks.jsonl")
+    book = Ledger.read("blocks.jsonl")
+    whole = [StepEvent(1.0, e.noise_multiplier / 2, e.count) for e in book.events()]
+    return done.statement.epsilon, book.epsilon(1e-5).value, epsilon(whole, 1e-5).value, {type(e).__name__ for e in book.events()}
+
+*blocks, kinds = in_blocks()
 event = StepEvent(0.25, 1.0, 20)
 lines = [{"step": i, "one": i, "other": 2 * i} for i in range(3)]
 print(json.dumps({
@@ -258,6 +308,7 @@ print(json.dumps({
     "strategy": make_strategy("first").select([0.1, 0.9], 1.0, None),
     "option": facts.get("nickname"),
     "state": again.n,
+    "blocks": [*blocks, *kinds],
 }))
 """
 
@@ -316,9 +367,12 @@ def test_what_was_added_works_from_python(house):
     doubled, plain, spent = said["accountant"]
     assert doubled == 2 * plain
     assert spent > 0
-    assert said["noise"] == 3 * 6 + 1  # one call a step: three runs of six, and one step after going on
+    assert said["noise"] == 4 * 6 + 1  # one call a step: four runs of six, and one step after going on
     assert ["Two together", 2] in said["chart"]
     assert (said["strategy"], said["option"], said["state"]) == (0, "ours", 7)
+    stated, read, whole, kind = said["blocks"]
+    assert kind == "BlockEvent"  # in the ledger too, from its file
+    assert 0 < read == whole <= stated <= 8
 
 
 def test_what_was_added_works_from_the_command_line(house):

@@ -253,3 +253,36 @@ def test_dir_shows_the_public_names_alone():
 def test_the_facade_alone_does_not_load_torch():
     code = "import sys, clipwise; dir(clipwise); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# What takes long to import and is not needed for it. (Making an optimizer imports torch's compiler; that is torch's own.)
+SLOW = (
+    "torch._dynamo",
+    "sympy",
+    "scipy.optimize",
+    "scipy.signal",
+    "scipy.stats",
+    "dp_accounting",
+    "sklearn",
+    "matplotlib",
+    "rich",
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "unneeded"),
+    [
+        ("from clipwise import attach, fit, Run", (*SLOW, "typer")),
+        (
+            "from clipwise.cli import app\n"
+            "app(['account', '--noise-multiplier', '1', '--sample-rate', '0.01', '--steps', '100'], standalone_mode=False)",
+            (*SLOW[2:-1], "torch"),
+        ),
+    ],
+)
+def test_slow_modules_are_not_imported_where_they_are_not_needed(code, unneeded):
+    told = (
+        f"import atexit, sys; atexit.register(lambda: print('loaded', *(m for m in {unneeded!r} if m in sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", f"{told}\n{code}"], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "loaded"

@@ -101,6 +101,20 @@ def test_a_secure_run_pays_for_what_it_redoes_and_keeps_its_target(tmp_path):
     assert "has ended" in clipwise(*same, code=2).stdout
 
 
+def test_a_run_is_ended_with_the_weights_of_its_last_checkpoint(tmp_path):
+    run = tmp_path / "run"
+    code, said = end_in_the_middle(run, signal.SIGKILL)
+    assert code == -9, said
+    before = Ledger.read(run / "ledger.jsonl").epsilon(1e-5, "rdp").value
+    (last,) = sorted((run / "checkpoints").glob("step-*"), key=lambda path: int(path.name[5:]))[-1:]
+    result = json.loads(clipwise("resume", run, "--finish", "--json").stdout)
+    assert result["epsilon"] == pytest.approx(before)  # nothing was given back, nothing more was charged
+    assert f"ended after {int(last.name[5:])} of" in (run / "statement.md").read_text()
+    assert weights(run)
+    assert "verified" in clipwise("verify", run).stdout
+    assert "has ended" in clipwise("resume", run, "--finish", code=2).stderr
+
+
 def test_a_new_run_beside_one_that_died_is_told_of_it_and_can_count_it(tmp_path):
     code, said = end_in_the_middle(tmp_path / "died", signal.SIGKILL)
     assert code == -9, said

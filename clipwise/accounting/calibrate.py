@@ -12,11 +12,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from scipy.optimize import brentq
-
 from clipwise import validate
 from clipwise.accounting.bound import ACCOUNTANTS, check_delta, check_target, epsilon
 from clipwise.accounting.events import Event, StepEvent
+from clipwise.accounting.roots import crossing
 from clipwise.types import BadArgument
 
 _LEAST_NOISE, _MOST_NOISE = 0.01, 1e6  # noise multipliers: the ends of a search, beyond what any training uses; chosen
@@ -100,7 +99,7 @@ def _root(excess: Callable[[float], float], guess: float, target: float, *, reac
                     "nobody; ask for a smaller epsilon, or a delta below sample_rate * steps"
                 )
             low, high, reach = max(low - reach, least), low, 2 * reach
-    return float(brentq(excess, low, high, xtol=tolerance))
+    return crossing(excess, low, high, tolerance=tolerance)
 
 
 def largest_step_count(

@@ -12,7 +12,7 @@ from dp_accounting import rdp
 from scipy.integrate import quad
 
 from clipwise.accounting import StepEvent
-from clipwise.accounting.rdp import _ORDERS, _curve, rdp_epsilon
+from clipwise.accounting.rdp import _ORDERS, _curve, converted, rdp_epsilon
 from clipwise.accounting.work_test import work
 from clipwise.schedules import Schedule
 
@@ -68,3 +68,21 @@ def test_a_hundred_levels_are_a_hundred_curves():
         for steps in (937, 938):  # the second time from the cache
             rdp_epsilon([StepEvent(0.00101, 1.4929 * 0.99 ** (k / 2), steps) for k in range(100)], 1e-5)
     assert done["curves"] == 100
+
+
+@pytest.mark.parametrize("delta", [1e-12, 1e-5, 0.1, 0.9])
+def test_the_conversion_is_that_of_dp_accounting(delta):
+    rng = np.random.default_rng(0)
+    for scale in 10.0 ** np.arange(-14, 6):
+        curve = scale * np.sort(rng.random(len(_ORDERS)))
+        theirs = rdp.compute_epsilon(_ORDERS, curve, delta)[0]
+        assert converted(curve, delta) == pytest.approx(theirs, rel=1e-12, abs=1e-15)
+        curve[::3] = np.inf
+        assert converted(curve, delta) == pytest.approx(rdp.compute_epsilon(_ORDERS, curve, delta)[0], rel=1e-12)
+
+
+def test_what_is_not_a_number_proves_nothing():
+    curve = np.full(len(_ORDERS), np.nan)
+    assert converted(curve, 1e-5) == math.inf
+    curve[40] = 3.0
+    assert 3 < converted(curve, 1e-5) < math.inf

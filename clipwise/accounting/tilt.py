@@ -18,11 +18,11 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.special import erfcx
 
 from clipwise.accounting.dots import loss, reaches
 from clipwise.accounting.events import StepEvent
+from clipwise.accounting.roots import crossing
 
 _NODES = 121  # of the trapezoid rule, which is very accurate on a normal density
 _LEAST_TILT = -0.5  # near the tilt at which the loss centres on epsilon 0
@@ -132,4 +132,4 @@ def _crossing(falling: Callable[[float], float], low: float, high: float) -> flo
         return low
     if falling(high) > 0:
         return high
-    return float(brentq(falling, low, high, xtol=1e-4, rtol=1e-10, maxiter=200))
+    return crossing(falling, low, high, tolerance=1e-4, relative=1e-10)

@@ -30,9 +30,9 @@ import math
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
-from scipy.signal import lfilter
 from scipy.special import ndtr, ndtri
 
 from clipwise import validate
@@ -125,7 +125,7 @@ def _one_direction(events: tuple[StepEvent, ...], rates: tuple[float, ...], *, r
     # E(i-1) = e^-w (m_i + E(i)), and delta(l_{i-1}) = delta(l_i) + (1 - e^-w) (m_i + E(i)).
     fading = math.exp(-width) * (1 - 4 * sys.float_info.epsilon)
     down = masses[::-1]
-    with_this = lfilter([1.0], [1.0, -fading], down)  # m_i + E(i)
+    with_this = np.fromiter(accumulate(down.tolist(), lambda e, m: m + fading * e), float, len(down))  # m_i + E(i)
     delta = np.concatenate([[0.0], np.cumsum((1 - fading) * with_this)])[:-1][::-1] + lost
     likelier = np.exp(losses)
     return np.array([_rounded_up(float(np.min(likelier * rate + delta)), rate) for rate in rates])

@@ -20,9 +20,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-from scipy.optimize import brentq
-
 from clipwise.accounting.gdp import gaussian_delta
+from clipwise.accounting.roots import crossing
 
 Effort = Literal["quick", "normal", "long"]
 Kind = Literal["classes", "values"]  # what the model learns: right answers can be counted, or only losses compared
@@ -117,7 +116,7 @@ def size_for(records: int, effort: Effort, *, epochs: float | None = None, batch
 
 def gaussian_mu(epsilon: float, delta: float) -> float:
     """mu of the Gaussian mechanism that is exactly (epsilon, delta): what a budget is worth, in one number."""
-    return float(brentq(lambda mu: gaussian_delta(1 / mu, epsilon) - delta, 1e-6, 1e3))
+    return crossing(lambda mu: gaussian_delta(1 / mu, epsilon) - delta, 1e-6, 1e3, tolerance=2e-12)
 
 
 def mu_of_steps(sample_rate: float, noise_multiplier: float, steps: int) -> float:

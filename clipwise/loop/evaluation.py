@@ -22,6 +22,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 EVALUATION_ROWS = 1024  # test records at a time, to bound memory; figures do not depend on it
 
 
+def device_of(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
+
+
 def accuracy(model: nn.Module, data: Dataset, device: torch.device | None = None) -> float:
     """Share of records whose largest output is the target's class."""
     right = total = 0

@@ -26,15 +26,16 @@ from clipwise.automatic.prepare import accompany, begin
 from clipwise.automatic.task import of_outputs
 from clipwise.clipping import METHODS, Method
 from clipwise.guards import trained
-from clipwise.loop.evaluation import accuracy, check_class_targets, mean_loss, shape_of_output
+from clipwise.loop.evaluation import check_class_targets, device_of, shape_of_output
 from clipwise.loop.keeping import Keeper, Keeping, NoKeeper, make_keeper
 from clipwise.loop.lr_schedules import LrSchedule, make_lr_schedule, refuse_double_rate
 from clipwise.loop.records import as_datasets
+from clipwise.loop.reporting import Reporter
 from clipwise.losses import Loss, make_loss
 from clipwise.mechanism import Mechanism, Performance, chosen, takes_options
 from clipwise.modes import to_training
 from clipwise.noise import Noise
-from clipwise.optim import WeightAverage, check_decay
+from clipwise.optim import check_decay
 from clipwise.run import Run
 from clipwise.state import Part
 from clipwise.statement import Statement
@@ -265,7 +266,7 @@ def _finished(run: Run, report: Reporter, released: Mapping[str, Any], noted: tu
 
 
 def _loss_of(model: nn.Module, loss: Callable[[Any, Tensor], Tensor]) -> Callable[[Any], Tensor]:
-    device = _device(model)
+    device = device_of(model)
     compare = _rows_of(loss)
 
     def loss_of(batch: Any) -> Tensor:
@@ -278,10 +279,6 @@ def _loss_of(model: nn.Module, loss: Callable[[Any, Tensor], Tensor]) -> Callabl
 def _rows_of(loss: Any) -> Callable[[Any, Tensor], Tensor]:
     """One loss a row where it is known how; a function of the user's own as it is."""
     return loss.each if isinstance(loss, Loss) else loss
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next(model.parameters()).device
 
 
 def _release(run: Run, train: Dataset, loss: Any, after: Sequence[AfterTraining], finish: bool) -> dict[str, Any]:
@@ -384,59 +381,3 @@ def _check_targets(model: nn.Module, train: Dataset, loss: Any) -> None:
         classes = check_class_targets(model, train)
         if isinstance(loss, Loss):
             loss.check_classes(classes)
-
-
-class Reporter:
-    """Collects the history: public values, released values and the figure on the test set."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        test: Dataset | None,
-        loss: Any,
-        on_epoch: Callable[[dict[str, Any]], None] | None,
-        on_step: Callable[[dict[str, Any], int], None] | None,
-        average: WeightAverage,
-    ):
-        self._average = average
-        self.history: list[dict[str, Any]] = []
-        self.accuracy: float | None = None
-        self.loss: float | None = None
-        self.higher_is_better = not isinstance(loss, Loss) or loss.wants_classes  # accuracy, or a loss
-        self._compare = loss
-        self._model, self._optimizer, self._test = model, optimizer, test
-        self._on_epoch, self._on_step = on_epoch, on_step
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"history": self.history, "accuracy": self.accuracy, "loss": self.loss}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.history[:] = state["history"]
-        self.accuracy, self.loss = state["accuracy"], state["loss"]
-
-    @property
-    def figure(self) -> float | None:
-        return self.accuracy if self.higher_is_better else self.loss
-
-    def step(self, done: int, planned: int, **values: Any) -> None:
-        if self._on_step:
-            self._on_step({"step": done, "lr": self._optimizer.param_groups[0]["lr"], **values}, planned)
-
-    def epoch(self, epoch: int, step: int, **values: Any) -> None:
-        with self._average.in_place():
-            if self._test is not None and self.higher_is_better:
-                self.accuracy = accuracy(self._model, self._test, _device(self._model))
-            elif self._test is not None:
-                self.loss = mean_loss(self._model, self._test, self._compare, _device(self._model))
-        line = {
-            "epoch": epoch,
-            "step": step,
-            "accuracy": self.accuracy,
-            **({} if self.loss is None else {"test_loss": self.loss}),
-            "lr": self._optimizer.param_groups[0]["lr"],
-            **values,
-        }
-        self.history.append(line)
-        if self._on_epoch:
-            self._on_epoch(line)

@@ -44,6 +44,30 @@ def test_tiny_rates_are_not_doubled():
     assert PoissonSampler(100, 1e-30).draw(KEY, 0).size == 0
 
 
+class _Coins:
+    """A key whose first bytes and rests of coins are given."""
+
+    def __init__(self, firsts, rests):
+        self.given = {0: bytes(firsts), 1: np.array(rests, dtype="<u8").tobytes()}
+
+    def derive(self, _label):
+        return self
+
+    def keystream(self, *, stream=0, **_):
+        return type("Stream", (), {"update": lambda _, zeros: self.given[stream][: len(zeros)]})()
+
+
+@pytest.mark.parametrize("rate", [0.3, 1 / 256, 3e-3, 1e-9, 2.0**-63, 5 / 256, 1 - 2.0**-53])
+def test_a_coin_is_64_bits_against_the_rate_to_its_last_bit(rate):
+    """Records whose first 8 bits are the threshold's, with the rest just below it, at it and above; and such as need no rest."""
+    first, rest = divmod(int(rate * 2**64), 2**56)
+    rests = [r for r in (rest - 1, rest, rest + 1, 0, 2**56 - 1) if 0 <= r < 2**56]
+    others = [b for b in (first - 1, first + 1, 0, 255) if 0 <= b < 256 and b != first]
+    coins = [(first << 56) + r for r in rests] + [b << 56 for b in others]
+    drawn = PoissonSampler(len(coins), rate).draw(_Coins([c >> 56 for c in coins], [r << 8 for r in rests]), 0)
+    assert drawn.tolist() == [i for i, coin in enumerate(coins) if coin < int(rate * 2**64)]
+
+
 def test_pairs_of_records_are_independent():
     sampler = PoissonSampler(20, 0.3)
     drawn = np.zeros((4000, 20))

@@ -33,7 +33,8 @@ from clipwise.dropin import Private, attach
 from clipwise.lab.audit.step_audit import ALPHA, SEED, SLACK, Attach, StepAudit, check_noise
 from clipwise.noise import GaussianNoise
 
-TARGET, WIDTH, RECORDS = 3.0, 6, 24
+TARGET = 3.0  # epsilon: any would do
+WIDTH, RECORDS = 6, 24  # numbers of a record, records: few, so that a run takes a tenth of a second
 LENGTH = {"expected_batch_size": RECORDS / 2, "epochs": 20}  # 40 steps; the race takes 50 more
 HARDLY_BELOW = 0.98  # of the target: calibration stops within its own tolerance
 NOISE_RUNS = 6  # with real noise: 65 numbers each that are released of all records
@@ -65,10 +66,14 @@ def audit_run(only: Sequence[str] = tuple(HOSTILE), *, attach: Attach = attach) 
         if name in _PLAIN:
             _tally(moved, two.releases, drawn, held)
             everywhere = [m > 0 for m, release in zip(moved, two.releases, strict=True) if _on_all(release.event)]
-            audit.note("moved", len(everywhere) > 1 and everywhere[0], f"the audit sees x in the first release ({label})")
+            audit.note(
+                "moved", len(everywhere) > 1 and everywhere[0], f"the audit sees x in the first release ({label})"
+            )
     for rate, count in drawn.items():
         p = float(stats.binom.sf(held[rate] - 1, count, rate))
-        audit.note("sampling", p >= ALPHA, f"x in {held[rate]} of {count} batches charged at rate {rate:.4g} (p {p:.2g})")
+        audit.note(
+            "sampling", p >= ALPHA, f"x in {held[rate]} of {count} batches charged at rate {rate:.4g} (p {p:.2g})"
+        )
     _check_measured(audit, attach)
     return audit
 
@@ -112,12 +117,12 @@ class Watch:
 
         try:
             for kind in plain:
-                kind.charge = charge  # type: ignore[attr-defined, method-assign]
+                kind.charge = charge  # type: ignore[method-assign, assignment]
             GaussianNoise.add = add  # type: ignore[method-assign, assignment]
             yield
         finally:
             for kind, own in plain.items():
-                kind.charge = own  # type: ignore[attr-defined, method-assign]
+                kind.charge = own  # type: ignore[method-assign]
             GaussianNoise.add = plain_add  # type: ignore[method-assign]
 
     def _write_down(self, sums: Tensor, std: float, step: int) -> None:
@@ -141,9 +146,9 @@ class _Run(NamedTuple):
 
 
 def _records(x: Tensor, place: str) -> Tensor:
-    """As many short gradients as long ones beside x, so that their median depends on it."""
+    """As many short gradients as long ones beside x and one between, so that their median depends on x."""
     directions = torch.randn(RECORDS - 1, WIDTH, generator=torch.Generator().manual_seed(SEED))
-    lengths = torch.tensor([0.01] + [0.3] * 11 + [7.0] * 11)[:, None]
+    lengths = torch.tensor([0.01] + [0.3] * 10 + [1.0] + [7.0] * 11)[:, None]
     others = torch.nn.functional.normalize(directions, dim=1) * lengths
     return torch.cat([x[None], others] if place == "first" else [others, x[None]])
 
@@ -214,7 +219,9 @@ def _losses_and_scores(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
 
 def _compare(audit: StepAudit, label: str, one: _Run, two: _Run) -> list[float]:
     """How far x has moved each release, in deviations of its noise."""
-    audit.note("charged first", not two.uncharged, f"no draw without a charge of its own ({label}): {two.uncharged[:3]}")
+    audit.note(
+        "charged first", not two.uncharged, f"no draw without a charge of its own ({label}): {two.uncharged[:3]}"
+    )
     differs = [name for name in one.public if one.public[name] != two.public[name]]
     audit.note("post-processing", not differs, f"the same on both sides ({label}): {differs or 'all of it'}")
     budget = two.budget
@@ -223,7 +230,11 @@ def _compare(audit: StepAudit, label: str, one: _Run, two: _Run) -> list[float]:
     spent = budget["of the ledger"]
     close = math.isclose(spent, budget["of the charges"], rel_tol=1e-6)
     in_budget = HARDLY_BELOW * TARGET <= spent <= TARGET
-    audit.note("budget", close and in_budget, f"epsilon {spent:.6f} of {TARGET:g}, by the charges {budget['of the charges']:.6f}")
+    audit.note(
+        "budget",
+        close and in_budget,
+        f"epsilon {spent:.6f} of {TARGET:g}, by the charges {budget['of the charges']:.6f}",
+    )
     moved = [
         math.sqrt(sum(_moved(*draws) ** 2 for draws in zip(a.draws, b.draws, strict=False)))
         for a, b in zip(one.releases, two.releases, strict=False)

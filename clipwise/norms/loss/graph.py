@@ -9,18 +9,9 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from clipwise.norms.loss.marks import Mark, has_hook, marks_of
-from clipwise.norms.loss.rules import (
-    RULES,
-    Hooked,
-    NotRowWise,
-    Op,
-    Reduced,
-    Rows,
-    State,
-    Unknown,
-    constant_of,
-    reduce_all,
-)
+from clipwise.norms.loss.rules import RULES
+from clipwise.norms.loss.rules.dimensions import reduce_all
+from clipwise.norms.loss.rules.state import Hooked, NotRowWise, Op, Reduced, Rows, State, Unknown, constant_of
 
 Edge = tuple[Any, int]  # a node, and which of its outputs
 

@@ -9,7 +9,8 @@ from torch import nn
 from clipwise.norms.bookkeeping import Bookkeeping
 from clipwise.norms.loss.graph import reach, walk
 from clipwise.norms.loss.marks import mark
-from clipwise.norms.loss.rules import RULES, NotRowWise, Rows, Unknown
+from clipwise.norms.loss.rules import RULES
+from clipwise.norms.loss.rules.state import NotRowWise, Rows, Unknown
 from clipwise.types import LoopMisuse
 
 ROWS = 6

@@ -19,7 +19,7 @@ from clipwise.norms.loss.graph import Edge, Reached, Row, reach, walk
 from clipwise.norms.loss.marks import words_of
 from clipwise.norms.loss.roots import run_unseen
 from clipwise.norms.loss.rowwise import mixing_layer
-from clipwise.norms.loss.rules import ClassWeights, Hooked, Leaf, NotRowWise, Rows, Shared, Term, Unknown
+from clipwise.norms.loss.rules.state import ClassWeights, Hooked, Leaf, NotRowWise, Rows, Shared, Term, Unknown
 from clipwise.types import ClipwiseError, LoopMisuse, Unsupported
 
 ROW_WISE = "row-wise"  # what a user may declare of a loss

@@ -118,7 +118,7 @@ class Witness(TorchFunctionMode):
         if self._taking_down:
             self._take_place()
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch._disable_dynamo  # and not torch.compiler.disable, which imports the compiler here and now: most of a second
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

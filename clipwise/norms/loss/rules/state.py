@@ -1,0 +1,163 @@
+"""What is known of the value at an edge of the graph, and of the operation that made it (rules/__init__.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class NotRowWise(Exception):
+    """The operation mixes rows; the text continues "the loss mixes the records: ..."."""
+
+
+class Unknown(Exception):
+    """What the operation does to rows is not known."""
+
+
+class Shared(Unknown):
+    """A tensor that all rows share takes part."""
+
+
+class Hooked(Unknown):
+    """A hook may change the gradient on its way."""
+
+
+class Leaf(Unknown):
+    """A tensor that asks for a gradient itself, and has no rows."""
+
+
+class ClassWeights(NotRowWise):
+    """Sound in another form, which clipwise.losses has."""
+
+
+class Rows(NamedTuple):
+    dim: int
+    outer: int = 1
+    inner: int = 1
+    scale: float = 1.0  # of the numbers since the last function that is not linear
+    suspect: bool = False  # whether `scale` holds a tensor's value
+    numbers: tuple[float, ...] = ()  # that each row's value holds
+    tag: tuple[Any, ...] = ()  # (log-softmax node, classes): minus the sum of its log-probabilities
+    lengths: tuple[int, ...] = ()  # of dimensions within a row that a mean was taken over
+
+    def where(self) -> tuple[int, int, int]:
+        return self.dim, self.outer, self.inner
+
+    def fixed(self) -> Rows:
+        """The value of a function of each row: its scale cannot be a part of the reduction any more."""
+        if self.suspect:
+            raise Shared("a tensor that all rows share scales them, and may have been counted from the batch")
+        numbers = self.numbers if self.scale == 1 else (*self.numbers, self.scale)
+        return self._replace(scale=1.0, numbers=numbers, tag=())
+
+    def times(self, value: float, *, suspect: bool = False) -> Rows:
+        return self._replace(scale=self.scale * value, suspect=self.suspect or suspect, tag=() if suspect else self.tag)
+
+    def at(self, dim: int) -> Rows:
+        return self._replace(dim=dim)
+
+
+class Term(NamedTuple):
+    factor: float  # of the reduction
+    sizes: tuple[int, ...]  # of the dimensions within a row that were summed: a mean divides by some of them too
+    scale: float
+    suspect: bool
+    numbers: tuple[float, ...]
+    tag: tuple[Any, ...] = ()  # ("nll" | "all", log-softmax node, classes)
+    lengths: tuple[int, ...] = ()  # of dimensions within a row that a mean was taken over
+
+
+class Reduced(NamedTuple):
+    terms: tuple[Term, ...]
+
+    def times(self, value: float) -> Reduced:
+        return Reduced(tuple(t._replace(factor=t.factor * value) for t in self.terms))
+
+
+State = Rows | Reduced
+
+
+class Op:
+    """A node of the graph with what is known of its inputs (None for those without gradient)."""
+
+    def __init__(self, node: Any, inputs: Sequence[State | None], shapes: Sequence[tuple[int, ...]], rows: int):
+        self.node, self.inputs, self.shapes, self.rows = node, inputs, shapes, rows
+
+    @property
+    def name(self) -> str:
+        name: str = self.node.name()
+        return name.rpartition("::")[2].removesuffix("0").removesuffix("1").removesuffix("Backward").lower()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.node._input_metadata[0].shape)
+
+    def saved(self, name: str) -> Any:
+        return getattr(self.node, f"_saved_{name}")
+
+    @property
+    def only(self) -> State:
+        [state] = [s for s in self.inputs if s is not None]
+        return state
+
+    @property
+    def in_shape(self) -> tuple[int, ...]:
+        [shape] = [shape for s, shape in zip(self.inputs, self.shapes, strict=True) if s is not None]
+        return shape
+
+    def dims(self) -> list[int]:
+        """The dimensions that it works along; all where it names none."""
+        value = self.saved("dim")
+        rank = max(1, len(self.in_shape))
+        values = (value,) if isinstance(value, int) else tuple(value or range(rank))
+        return sorted((d - 2**64 if d >= 2**63 else d) % rank for d in values)
+
+    def rows_only(self) -> Rows:
+        """The input, which must not be reduced yet."""
+        state = self.only
+        if isinstance(state, Reduced):
+            raise of_the_whole(self)
+        return state
+
+
+Rule = Callable[[Op], State]
+
+
+def of_the_whole(op: Op) -> NotRowWise:
+    return NotRowWise(
+        f"backward() was called on {op.name} of the reduced loss, so that each row's gradient depends on all the others' losses"
+    )
+
+
+# -- numbers and tensors without gradient ------------------------------------------------------------------------------
+
+
+def constant_of(value: Any) -> float:
+    """The number that a tensor holds in all places."""
+    if not isinstance(value, Tensor):
+        return float(value)
+    if value.numel() == 1:
+        return float(value)
+    first = value.flatten()[0]
+    if not bool((value == first).all()):
+        raise NotRowWise("backward() was given a gradient that is not the same for all rows")
+    return float(first)
+
+
+def is_number(value: Any) -> bool:
+    """Whether it was a Python number: torch keeps them as tensors that do not take part in type promotion."""
+    if not isinstance(value, Tensor):
+        return True
+    if value.dim():
+        return False
+    narrow = torch.float16 if value.is_floating_point() else torch.int8
+    return torch.result_type(value, torch.zeros((), dtype=narrow)) == narrow
+
+
+def has_rows(value: Tensor, where: Rows, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor that is broadcast to `shape` has slices of its own for the rows of it."""
+    dim = where.dim - (len(shape) - value.dim())
+    return dim >= 0 and value.shape[dim] == shape[where.dim]
