@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
+from clipwise import validate
 from clipwise.automatic.choice import Choice, Stated, choose
 from clipwise.automatic.pilot import adam
 from clipwise.automatic.prepare import accompany, begin
@@ -55,8 +56,8 @@ OUTSIDE = (
 class PrivateLoader:
     """Poisson batches of the user's data set; one pass is one epoch's number of steps."""
 
-    def __init__(self, private: Private, dataset: Dataset[Any]):
-        self._private = private
+    def __init__(self, private: Private, dataset: Dataset[Any], most: int | None = None):
+        self._private, self._most = private, most
         self.dataset = dataset
 
     def __len__(self) -> int:
@@ -64,7 +65,17 @@ class PrivateLoader:
         return self._private.run.plan.steps_per_epoch
 
     def __iter__(self) -> Iterator[Any]:
-        return self._private._epoch()
+        return self._private._epoch(self._most)
+
+    def in_parts(self, most: int) -> PrivateLoader:
+        """The same batches, at most so many records in memory at once: `max_physical_batch` for one loop."""
+        if (
+            self._private.run.mechanism.seed is not None
+        ):  # sums in other parts differ by rounding, and could not be redone
+            raise BadArgument(
+                f"in_parts({most!r}): a run with a seed is to be repeated bit for bit; give attach(max_physical_batch={most!r})"
+            )
+        return PrivateLoader(self._private, self.dataset, validate.count("most", most))
 
 
 class Private:
@@ -166,7 +177,7 @@ class Private:
     # -- batches
     # ---------------------------------------------------------------------------------------------------------
 
-    def _epoch(self) -> Iterator[Any]:
+    def _epoch(self, most: int | None) -> Iterator[Any]:
         stepper = self.run.stepper
         stepper.whereabouts.begin()
         self._epochs_begun += 1
@@ -177,9 +188,10 @@ class Private:
         self._left_of_epoch = 0
         affordable = self.run.affordable(count)
         first = self.run.state.step
+        batches = self.run.batches if most is None else self.run.batches.in_parts(most)
         self.run.engine.begin_epoch()
         try:
-            for batch, records in self.run.batches.batches(range(first, first + affordable)):
+            for batch, records in batches.batches(range(first, first + affordable)):
                 stepper.begin(batch, records)
                 yield records
                 if mine != self._epochs_begun:

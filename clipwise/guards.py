@@ -227,11 +227,18 @@ def through_hooks(parameters: Iterable[nn.Parameter]) -> None:
     """Let the user's hooks on the parameters see the released gradients, as backward() would have let them see raw ones:
     first those of `register_hook`, which may replace it, then those of `register_post_accumulate_grad_hook`."""
     for p in parameters:
-        for hook in list((p._backward_hooks or {}).values()):
+        hooks = p._backward_hooks
+        if not p._post_accumulate_grad_hooks and (not hooks or (len(hooks) == 1 and _is_ours(hooks))):
+            continue  # most parameters have the engine's own alone
+        for hook in list((hooks or {}).values()):
             if not getattr(hook, "of_the_engine", False) and (changed := hook(p.grad)) is not None:  # type: ignore[arg-type]
                 p.grad = changed
         for hook in list((p._post_accumulate_grad_hooks or {}).values()):
             hook(p)
+
+
+def _is_ours(hooks: Mapping[int, object]) -> bool:
+    return all(getattr(hook, "of_the_engine", False) for hook in hooks.values())
 
 
 # -- one process, one thread -------------------------------------------------------------------------------------------

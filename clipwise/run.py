@@ -358,6 +358,18 @@ class Run:
         book = Ledger.open(self._ledger_path, run=public_facts(self.plan), block=block_of(self.plan.steps))
         self.stepper.ledger, self._fingerprint = book, None
 
+    def charge_to(self, path: str | Path) -> None:
+        """From now on to this file, whose charges count if it is there; what was charged so far counts in it."""
+        if not isinstance(self.ledger, Ledger):
+            raise LoopMisuse("one process keeps the ledger of several that train together; give attach(ledger=FILE)")
+        spent, make = (
+            [self.ledger] if self.ledger.events() else [],
+            Ledger.open if os.path.lexists(path) else Ledger.create,
+        )
+        book = make(path, run=public_facts(self.plan), after=spent, block=block_of(self.plan.steps))
+        self.ledger.close()
+        self.stepper.ledger, self._ledger_path, self._fingerprint, self._goes_on = book, path, None, True
+
     def __enter__(self) -> Self:
         """For a loop of one's own: a run that goes on is loaded, and the model records from here to the end of the block."""
         self.restore()

@@ -25,6 +25,7 @@ LAYERS = (
     ("types", "files"),
     ("validate",),
     (
+        "devices",
         "keystream",
         "schedules",
         "named_text",
@@ -46,7 +47,7 @@ LAYERS = (
     ("automatic",),
     ("dropin", "forecast"),
     ("loop",),
-    ("integrations",),
+    ("integrations", "compat"),
     ("hf",),
     ("data",),
     ("models", "fairness"),
@@ -61,6 +62,7 @@ LAYERS = (
 )
 LAYER = {room: number for number, rooms in enumerate(LAYERS) for room in rooms}
 SHARED = {
+    "devices",
     "durable",
     "types",
     "validate",

@@ -10,7 +10,9 @@ from typer.testing import CliRunner
 
 from clipwise.cli import app
 from clipwise.clipping import METHODS, make_method
+from clipwise.lab.results import read_results
 from clipwise.lab.study import located, make_study, read_study
+from clipwise.types import BadArgument
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "clipwise" / "lab" / "study" / "files").glob("*.toml"))
@@ -37,13 +39,82 @@ def test_each_file_says_what_it_is(file):
         make_method(
             trial.config.method, **trial.config.method_options
         )  # an option that was renamed since is refused here
-        assert (
-            trial.published.keys() <= columns
-        )  # a figure at an epsilon (or a sigma_0) that is not run would never be seen
+        # a figure at an epsilon (or a sigma_0) that is not run would never be seen; one that extends another takes its figures over
+        assert trial.published.keys() <= columns or "extends" in tomllib.loads(file.read_text())
     quick = read_study(file, quick=True, check=False)
     assert len(quick.trials) <= 6
     if file.stem != "quick":
         assert all((trial.config.epochs or 99) <= 2 for trial in quick.trials)
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "docs" / "results").glob("*.jsonl")), ids=lambda file: file.stem)
+def test_published_results_are_those_of_their_study(file):
+    """Put into a study's folder as results.jsonl they are not run again: their ids are those of the file's runs."""
+    wanted = {trial.id for trial in read_study(Path(file.stem.removesuffix("-results")), check=False).trials}
+    lines = read_results(file)
+    assert lines
+    assert {line["id"] for line in lines} <= wanted
+
+
+EXTENDED = """
+extends = "whole"
+title = "a part"
+minutes = 1
+variants = ["fixed", "new"]
+[common]
+epochs = 2
+[grid]
+seed = [7]
+[[variant]]
+name = "fixed"
+lr = 0.5
+[[variant]]
+name = "new"
+method = "psac"
+"""
+WHOLE = """
+title = "the whole"
+source = "a paper"
+[common]
+data = "digits"
+epsilon = 3
+epochs = 100
+[grid]
+seed = [0, 1, 2]
+[[variant]]
+name = "fixed"
+method = "fixed"
+lr = 0.1
+published = { "3" = 90 }
+[[variant]]
+name = "auto-s"
+method = "auto-s"
+"""
+
+
+def test_a_file_that_extends_another(tmp_path):
+    def read(text):
+        (tmp_path / "part.toml").write_text(text)
+        return read_study(tmp_path / "part.toml", check=False)
+
+    (tmp_path / "whole.toml").write_text(WHOLE)
+    study = read(EXTENDED)
+    assert (study.title, study.source, study.minutes) == ("a part", "a paper", 1)
+    assert [(t.variant, t.config.method, t.config.lr, t.config.epochs, t.config.seed) for t in study.trials] == [
+        ("fixed", "fixed", 0.5, 2, 7),
+        ("new", "psac", None, 2, 7),
+    ]
+    assert study.trials[0].published == {"3": 90.0}
+    for wrong, words in (
+        (EXTENDED.replace('"whole"', '"nothing"'), "nothing"),
+        (EXTENDED.replace('extends = "whole"', ""), "extends=None"),
+        (EXTENDED.replace('["fixed", "new"]', '["quantile"]'), "quantile"),
+    ):
+        with pytest.raises(BadArgument, match=words):
+            read(wrong)
+    (tmp_path / "whole.toml").write_text('extends = "quick"')
+    with pytest.raises(BadArgument, match="extends another"):
+        read(EXTENDED)
 
 
 def test_the_file_in_the_docs_is_one():
@@ -72,7 +143,9 @@ def test_the_list(monkeypatch, tmp_path):
 def test_a_name_is_enough_and_a_file_of_ones_own_comes_first(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert read_study(Path("quick"), check=False).name == "quick"
-    assert located(Path("quick")) == FILES[0].parent / "quick.toml"
+    (tmp_path / "threshold_sweep").mkdir()  # the results of a study, in a folder of its name, are no study
+    for name in ("quick", "threshold_sweep"):
+        assert located(Path(name)) == FILES[0].parent / f"{name}.toml"
     for own in ("quick", "quick.toml", "sub/quick"):
         file = tmp_path / own
         file.parent.mkdir(exist_ok=True)

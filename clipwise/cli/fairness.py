@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clipwise.cli import output
-from clipwise.cli.study import run_and_tell, some_failed
+from clipwise.cli.study import AsItIs, found_there, run_and_tell, some_failed
 from clipwise.types import BadArgument
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def fairness(
     publish: Annotated[
         Path | None, typer.Option(help="Also write the table, JSON, pictures and lines to this folder.")
     ] = None,
+    as_it_is: AsItIs = False,
     as_json: output.JsonOption = False,
 ) -> None:
     """Compare methods by what privacy costs each group: a table, JSON and pictures, with intervals."""
@@ -68,7 +69,7 @@ def fairness(
         )
     grouping, pairs = _check_groups(made, groups or [])
     folder = out or Path("runs") / f"{made.name}{'-quick' if quick else ''}"
-    lines, failures = run_and_tell(made, folder, jobs)
+    lines, failures = (found_there(made, folder), []) if as_it_is else run_and_tell(made, folder, jobs)
     if not lines:
         raise some_failed(made, failures)
     rows = compare(made, lines, folder, group_by=grouping, pairs=pairs)

@@ -18,6 +18,8 @@ from clipwise.types import BadArgument, ClipwiseError
 if TYPE_CHECKING:
     from clipwise.lab.study import Outcome, Study
 
+AsItIs = Annotated[bool, typer.Option("--as-it-is", help="Run nothing: table and page of the results that are there.")]
+
 
 def study(
     file: Annotated[
@@ -31,6 +33,7 @@ def study(
     publish: Annotated[
         Path | None, typer.Option(help="Also write NAME.md, NAME.jsonl and pictures to this folder (docs/results).")
     ] = None,
+    as_it_is: AsItIs = False,
     as_json: output.JsonOption = False,
 ) -> None:
     """Run a grid of methods, budgets, data sets and seeds; killed, it goes on where it stopped."""
@@ -44,7 +47,7 @@ def study(
         raise BadArgument("FILE: no study was named; give a name from `clipwise study --list`, or a TOML file")
     made = read_study(file, quick=quick)
     folder = out or Path("runs") / f"study-{made.name}{'-quick' if quick else ''}"
-    lines, failures = run_and_tell(made, folder, jobs)
+    lines, failures = (found_there(made, folder), []) if as_it_is else run_and_tell(made, folder, jobs)
     about = made.about(f"clipwise study {file}{' --quick' if quick else ''}")
     table = to_markdown(about, lines)
     about.write(folder)
@@ -77,6 +80,17 @@ def _publish(where: Path, name: str, table: str, lines: list[dict[str, Any]], pi
     (where / f"{name}.jsonl").write_text(written, encoding="utf-8")
     for picture in pictures:
         shutil.copyfile(picture, where / f"{name}-{picture.name}")
+
+
+def found_there(made: Study, folder: Path) -> list[dict[str, Any]]:
+    """The lines of a study that was cut."""
+    from clipwise.lab.study import read_results
+
+    found = {line["id"]: line for line in read_results(folder / "results.jsonl")}
+    lines = [found[trial.id] for trial in made.trials if trial.id in found]
+    if not lines:
+        raise BadArgument(f"out={str(folder)!r} has no results of this study; leave out --as-it-is to run it")
+    return lines
 
 
 def run_and_tell(made: Study, folder: Path, jobs: int | None) -> tuple[list[dict[str, Any]], list[Outcome]]:

@@ -117,6 +117,6 @@ def bounded(weights: Tensor, norms: Tensor, l2_bound: float) -> Tensor:
     Every method ends its `decide` here, so that the bound holds by construction even where its own formula overflows
     or underflows.
     """
-    usable = norms.isfinite() & weights.isfinite()
-    ceiling = torch.where(norms > 0, l2_bound / norms, torch.inf)
-    return torch.where(usable, torch.minimum(weights, ceiling), 0.0)
+    unusable = (norms < torch.inf).logical_and_(weights.abs() < torch.inf).logical_not_()  # NaN is below nothing
+    smallest = torch.finfo(norms.dtype).tiny  # below it the ceiling stays where it is, which is lower than it need be
+    return torch.minimum(weights, l2_bound / norms.clamp_min(smallest)).masked_fill_(unusable, 0.0)

@@ -1,23 +1,27 @@
 """Gaussian noise: the only room that makes a `Released` value.
 
-Each normal number is Box-Muller over an AES keystream: a radius from 62 random bits (tails to 9.2 sigma), an angle
-from 32. Guarantee: the numbers are independent draws from N(0, 1) up to float32 rounding, a
-function of (key, step, rank, query, position) and of nothing else; a query's noise is drawn once or an error is
-raised. Rounding is *not* hidden: this generator does not resist attacks that read the last bits of floating-point
+Each normal number is Box-Muller over the keystream of a cipher: a radius from 62 random bits (tails to 9.2 sigma), an
+angle from 32. The cipher is AES where the host can write to a sum's memory, and elsewhere ChaCha20 on the device itself,
+so that nothing is copied from the host. Guarantee: the numbers are independent draws from N(0, 1) up to float32
+rounding, a function of (key, step, rank, query, position, cipher) and of nothing else; a query's noise is drawn once or an
+error is raised. Rounding is *not* hidden: this generator does not resist attacks that read the last bits of floating-point
 sums (Mironov 2012); see docs/threat_model.md.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from cryptography.hazmat.primitives.ciphers import CipherContext
 from torch import Tensor
 
+from clipwise.devices import in_host_memory
 from clipwise.keystream import Key
+from clipwise.noise.chacha import Stream
 from clipwise.types import LoopMisuse
 
 _PAIRS = 1 << 18  # numbers are made two by two, in pieces that stay in the cache and are worth an operation's overhead
@@ -77,28 +81,38 @@ class GaussianNoise:
             )
         if step > self._step:
             self._step, self._streams = step, 0
-        stream, self._streams = self._streams, self._streams + 1
         sums = tuple(total.contiguous() for total in sums)
+        devices = list(dict.fromkeys(total.device for total in sums))
+        for device in devices:
+            self._add_on(device, [total for total in sums if total.device == device], std)
+        return sums
+
+    def _add_on(self, device: torch.device, sums: Sequence[Tensor], std: float) -> None:
+        """Noise from the query's next stream on sums of one device."""
+        stream, self._streams = self._streams, self._streams + 1
         wide = torch.float64 if any(total.dtype == torch.float64 for total in sums) else torch.float32
         left = sum(total.numel() for total in sums)
         if std == 0 or left == 0:
-            return sums
+            return
         # One stream of pieces for all tensors: many small ones would each pay for a cipher and a dozen small operations,
         # while the noise of a large model, drawn whole, would go through memory again and again.
-        keystream, room = self._keystream(stream), self._room_for(min(_PAIRS, _pairs_for(left)), wide)
         waiting = [total.view(-1) for total in reversed(sums)]
-        while left:
-            piece = self._standard_normal(min(left, 2 * _PAIRS), keystream, room)
-            left -= len(piece)
+        for piece in self._standard_normal(device, stream, left, wide):
             places = _take(waiting, len(piece))
-            shares = piece.split([len(place) for place in places])
-            if any(place.device != piece.device for place in places):
-                shares = tuple(share.to(place.device) for share, place in zip(shares, places, strict=True))
-            torch._foreach_add_(places, shares, alpha=std)
-        return sums
+            torch._foreach_add_(places, piece.split([len(place) for place in places]), alpha=std)
 
-    def _keystream(self, stream: int) -> CipherContext:
-        return self._key.keystream(step=self._step, rank=self._rank, stream=stream)
+    def _standard_normal(self, device: torch.device, stream: int, left: int, wide: torch.dtype) -> Iterator[Tensor]:
+        """The first numbers of a stream in pieces, each good until the next."""
+        where = {"step": self._step, "rank": self._rank, "stream": stream}
+        if in_host_memory(device):
+            room = self._room_for(min(_PAIRS, _pairs_for(left)), wide)
+            draw = functools.partial(room.next, self._key.keystream(**where))
+        else:
+            draw = functools.partial(_made_on_device, Stream(self._key, device, **where), wide)
+        while left:
+            count = min(left, 2 * _PAIRS)
+            left -= count
+            yield _box_muller(*draw(_pairs_for(count))).flatten()[:count]
 
     def _room_for(self, pairs: int, wide: torch.dtype) -> _Room:
         room = self._rooms.get(wide)
@@ -106,16 +120,25 @@ class GaussianNoise:
             room = self._rooms[wide] = _Room(pairs, wide)
         return room
 
-    def _standard_normal(self, count: int, keystream: CipherContext, room: _Room) -> Tensor:
-        """The next numbers of a stream, at most 2 * _PAIRS, good until the next call."""
-        (high, low, turn), out = room.next(keystream, _pairs_for(count))
-        # u in (0, 1]: 31 bits, and 31 more below them, so that small u (the tail) keep their precision
-        u = high.add_(low, alpha=2.0**-31)
-        radius = u.mul_(2.0**-31).clamp_min_(2.0**-62).log_().mul_(-2).sqrt_()
-        angle = turn.mul_(math.pi * 2.0**-31)
-        torch.cos(angle, out=out[:, 0]).mul_(radius)
-        torch.sin(angle, out=out[:, 1]).mul_(radius)
-        return out.flatten()[:count]
+
+def _made_on_device(stream: Stream, wide: torch.dtype, pairs: int) -> tuple[tuple[Tensor, ...], Tensor]:
+    """What a `_Room` gives, of words that were made where they are needed."""
+    words = stream.words(3 * pairs)[: 3 * pairs].view(_LANES, 3, -1)
+    words[:, :2].bitwise_and_(0x7FFFFFFF)
+    drawn = words.to(wide)
+    return drawn.unbind(1), drawn.new_empty(_LANES, 2, pairs // _LANES)
+
+
+def _box_muller(drawn: tuple[Tensor, ...], out: Tensor) -> Tensor:
+    """Two normal numbers of three words each, in the memory of the words and of `out`."""
+    high, low, turn = drawn
+    # u in (0, 1]: 31 bits, and 31 more below them, so that small u (the tail) keep their precision
+    u = high.add_(low, alpha=2.0**-31)
+    radius = u.mul_(2.0**-31).clamp_min_(2.0**-62).log_().mul_(-2).sqrt_()
+    angle = turn.mul_(math.pi * 2.0**-31)
+    torch.cos(angle, out=out[:, 0]).mul_(radius)
+    torch.sin(angle, out=out[:, 1]).mul_(radius)
+    return out
 
 
 def _pairs_for(count: int) -> int:

@@ -3,6 +3,8 @@
 import pytest
 import torch
 from scipy import stats
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
 
 from clipwise.keystream import Key
 from clipwise.noise import GaussianNoise, gaussian
@@ -13,7 +15,14 @@ def draw(count, *, key=None, step=0, rank=0, std=1.0, dtype=torch.float32):
     return GaussianNoise(key or Key.from_seed(1), rank=rank).add([torch.zeros(count, dtype=dtype)], std, step=step)[0]
 
 
+@pytest.fixture(params=["aes", "chacha20"])
+def cipher(request, monkeypatch):
+    """Both generators, on the CPU: by AES as there, and as on a device whose memory the host cannot write to."""
+    monkeypatch.setattr(gaussian, "in_host_memory", lambda _: request.param == "aes")
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.usefixtures("cipher")
 def test_standard_normal_by_kolmogorov_smirnov_and_variance(dtype):
     x = draw(500_000, dtype=dtype).double().numpy()
     assert stats.kstest(x, "norm").pvalue > 1e-4
@@ -43,6 +52,7 @@ PIECE = 2 * gaussian._PAIRS
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE + 5])
+@pytest.mark.usefixtures("cipher")
 def test_every_size_is_filled(count):
     x = draw(count)
     assert x.shape == (count,)
@@ -51,6 +61,7 @@ def test_every_size_is_filled(count):
 
 
 @pytest.mark.parametrize("shapes", [[(3,), (PIECE + 7,), (), (2, 5)], [(PIECE,), (0,), (1,)], [(5, PIECE // 2 + 1)]])
+@pytest.mark.usefixtures("cipher")
 def test_each_number_of_the_stream_is_added_once_wherever_tensors_and_pieces_end(shapes):
     count = sum(torch.Size(shape).numel() for shape in shapes)
     sums = [torch.full(shape, float(i)) for i, shape in enumerate(shapes)]
@@ -62,6 +73,7 @@ def test_each_number_of_the_stream_is_added_once_wherever_tensors_and_pieces_end
     assert all(n.data_ptr() == s.data_ptr() for n, s in zip(noised, sums, strict=True))
 
 
+@pytest.mark.usefixtures("cipher")
 def test_a_sum_that_is_not_contiguous_and_other_types():
     turned = torch.zeros(30, 20).T
     torch.testing.assert_close(GaussianNoise(Key.from_seed(1)).add([turned], 1.0, step=0)[0].flatten(), draw(600))
@@ -73,6 +85,7 @@ def test_a_sum_that_is_not_contiguous_and_other_types():
     torch.testing.assert_close(both[0], want[:8].bfloat16())
 
 
+@pytest.mark.usefixtures("cipher")
 def test_noise_is_a_function_of_key_step_rank_and_tensor():
     same = draw(100)
     assert torch.equal(same, draw(100))
@@ -96,6 +109,7 @@ def test_fresh_keys_differ_and_do_not_print():
     assert not a.seeded
 
 
+@pytest.mark.usefixtures("cipher")
 def test_a_past_step_is_refused_and_a_second_query_gets_its_own_stream():
     noise = GaussianNoise(Key.from_seed(0))
     first = noise.add([torch.zeros(5)], 1.0, step=3)[0]
@@ -104,6 +118,7 @@ def test_a_past_step_is_refused_and_a_second_query_gets_its_own_stream():
         noise.add([torch.zeros(5)], 1.0, step=2)
 
 
+@pytest.mark.usefixtures("cipher")
 def test_std_scales_and_zero_adds_nothing():
     assert torch.allclose(draw(100, std=3.0), 3 * draw(100))
     assert torch.equal(draw(100, std=0.0), torch.zeros(100))
@@ -114,6 +129,7 @@ def test_bad_seed():
         Key.from_seed(-1)
 
 
+@pytest.mark.usefixtures("cipher")
 def test_memory_that_is_kept_between_steps_changes_no_number():
     kept = GaussianNoise(Key.from_seed(1))
     for step, (count, dtype) in enumerate(
@@ -121,3 +137,42 @@ def test_memory_that_is_kept_between_steps_changes_no_number():
     ):
         got = kept.add([torch.zeros(count, dtype=dtype)], 1.0, step=step)[0]
         assert torch.equal(got, draw(count, step=step, dtype=dtype))
+
+
+class _Operations(TorchDispatchMode):
+    """Names of the operations that run, and the devices of what comes out."""
+
+    def __init__(self):
+        super().__init__()
+        self.names, self.devices = [], set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.names.append(func._schema.name)
+        self.devices |= {x.device.type for x in tree_flatten(out)[0] if isinstance(x, torch.Tensor)}
+        return out
+
+
+def test_noise_of_a_device_is_made_there_in_a_number_of_operations_that_does_not_grow():
+    """On `meta`, which has no values: whatever was read by the host, or copied from it, would fail or show another device."""
+    counts = []
+    for size in (10, PIECE):
+        with _Operations() as seen:
+            GaussianNoise(Key.from_seed(1)).add(
+                [torch.zeros(size, device="meta"), torch.zeros(2, device="meta")], 1.0, step=0
+            )
+        assert seen.devices == {"meta"}
+        assert not {"aten::_local_scalar_dense", "aten::nonzero"} & set(seen.names)
+        counts.append(len(seen.names))
+    # 80 quarter rounds of 7 operations and 60 rolls; what a compiler fuses. PIECE + 2 numbers are two pieces.
+    assert counts[0] < 900
+    assert counts[1] < 1800
+
+
+def test_sums_of_two_devices_draw_from_two_streams(monkeypatch):
+    monkeypatch.setattr(gaussian, "in_host_memory", lambda device: device.type == "cpu")
+    noise = GaussianNoise(Key.from_seed(1))
+    both = noise.add([torch.zeros(5), torch.zeros(5, device="meta")], 1.0, step=0)
+    assert [total.device.type for total in both] == ["cpu", "meta"]
+    assert torch.equal(both[0], draw(5))
+    assert noise._streams == 2

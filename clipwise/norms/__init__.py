@@ -3,7 +3,8 @@
 from clipwise.norms.bookkeeping import Bookkeeping
 from clipwise.norms.loss import ROW_WISE, say_of_loss
 from clipwise.norms.plain import PlainEngine, PlainTape
+from clipwise.norms.refuse import mixing_layers
 from clipwise.norms.tape import Tape
 from clipwise.norms.watch import Members
 
-__all__ = ["ROW_WISE", "Bookkeeping", "Members", "PlainEngine", "PlainTape", "Tape", "say_of_loss"]
+__all__ = ["ROW_WISE", "Bookkeeping", "Members", "PlainEngine", "PlainTape", "Tape", "mixing_layers", "say_of_loss"]

@@ -42,7 +42,9 @@ class Chooser:
         self._preset = ways
 
     def part(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> Part:
-        ways = self._affordable(call, b, call.kernel.candidates(call, saved, b))
+        ways = call.kernel.candidates(call, saved, b)
+        if len(ways) > 1:
+            ways = self._affordable(call, b, ways)
         if len(ways) == 1 or self._by_rule:
             return next(iter(ways.values()))(call, saved, b)
         # Poisson batches vary in size: one decision serves all sizes of the same power of two.

@@ -14,7 +14,8 @@ NaN in it can be taken out (`drop_rows`) without touching the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
+from functools import cache
 from typing import NamedTuple, Protocol, cast
 
 import torch
@@ -64,48 +65,6 @@ class Ghost:
 
     def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
         return self._finish(weights, *self._tensors)
-
-
-class Outer:
-    """Of a linear layer at one place: g_i = b_i a_i^T, and b_i for its bias. Nothing is formed; the norms of all such parts of a
-    step are taken together (`outer_squares`), because each by itself takes longer to ask for than to compute."""
-
-    def __init__(self, roles: Collection[str], a: Tensor, b: Tensor, finish: Callable[..., dict[str, Tensor]]):
-        """`finish(weights, a, b, per-example gradients of the bias)` makes the weighted sums."""
-        self.weight, self.bias = "weight" in roles, "bias" in roles
-        self.a, self.b, self._finish = a, b, finish
-
-    @property
-    def squared_norms(self) -> Tensor:
-        return outer_squares([self])
-
-    def drop_rows(self, bad: Tensor) -> None:
-        self.a, self.b = without_rows(self.a, bad), without_rows(self.b, bad)
-
-    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
-        return self._finish(weights, self.a, self.b, self.b)
-
-
-def outer_squares(parts: Sequence[Outer]) -> Tensor:
-    """(rows,), in float64: |b|^2 (|a|^2 + 1) of each row, over all parts, which are of one type and device."""
-    first = parts[0].b
-    lengths = first.new_empty(2, len(parts), first.shape[0])
-    for part, a, b in zip(parts, *lengths.unbind(0), strict=True):
-        _lengths_into(b, part.b)
-        _lengths_into(a, part.a) if part.weight else a.zero_()
-    # Never less for squares that underflow, of the widest.
-    widest = max(max(part.a.shape[1], part.b.shape[1]) for part in parts)
-    a, b = lengths.double().square_().add_(widest * torch.finfo(first.dtype).smallest_normal).unbind(0)
-    biases = [float(part.bias) for part in parts]
-    a += 1.0 if all(biases) else a.new_tensor(biases).unsqueeze(1)
-    return a.mul_(b).sum(0)
-
-
-def _lengths_into(out: Tensor, flat: Tensor) -> None:
-    if flat.shape[1] <= RUN:
-        torch.linalg.vector_norm(flat, dim=1, out=out)
-    else:
-        out.copy_(_lengths(flat).mul_(1 + torch.finfo(out.dtype).eps))  # rounded up, to this type
 
 
 class Split:
@@ -190,7 +149,7 @@ def sum_of_squares(*tensors: Tensor) -> Tensor:
     total = None
     for t in tensors:
         flat = widened(as_rows(t))
-        squares = _lengths(flat).double().square_().add_(flat.shape[1] * torch.finfo(flat.dtype).smallest_normal)
+        squares = lengths(flat).double().square_().add_(flat.shape[1] * torch.finfo(flat.dtype).smallest_normal)
         total = squares if total is None else total + squares
     if total is None:
         raise ValueError("sum_of_squares needs at least one tensor")
@@ -207,18 +166,20 @@ def widened(t: Tensor) -> Tensor:
     return t.float() if t.dtype in HALF else t
 
 
-def _lengths(flat: Tensor) -> Tensor:
-    """(rows,): l2 norms, long rows in runs, because vector_norm adds a row up in a few lanes: over 4 million equal float32
-    numbers it is 0.2 % short."""
-    if flat.shape[1] <= RUN:
-        return cast(Tensor, torch.linalg.vector_norm(flat, dim=1))
-    rest = flat.shape[1] % RUN
-    runs = torch.linalg.vector_norm(flat[:, : flat.shape[1] - rest].unflatten(1, (-1, RUN)), dim=2)
+def lengths(rows: Tensor) -> Tensor:
+    """l2 norms along the last dimension, long rows in runs, because vector_norm adds a row up in a few lanes: over 4 million
+    equal float32 numbers it is 0.2 % short."""
+    width = rows.shape[-1]
+    if width <= RUN:
+        return cast(Tensor, torch.linalg.vector_norm(rows, dim=-1))
+    rest = width % RUN
+    runs = torch.linalg.vector_norm(rows[..., : width - rest].unflatten(-1, (-1, RUN)), dim=-1)
     if rest:
-        runs = torch.cat([runs, torch.linalg.vector_norm(flat[:, -rest:], dim=1, keepdim=True)], 1)
-    return cast(Tensor, torch.linalg.vector_norm(runs, dim=1, dtype=torch.float64))
+        runs = torch.cat([runs, torch.linalg.vector_norm(rows[..., -rest:], dim=-1, keepdim=True)], -1)
+    return cast(Tensor, torch.linalg.vector_norm(runs, dim=-1, dtype=torch.float64))
 
 
+@cache
 def wide(dtype: torch.dtype) -> torch.dtype:
     """What sums for a parameter of this type are taken in: a sum that was rounded to half precision before its noise could
     jump by several bounds for one record."""
@@ -245,6 +206,8 @@ def without_rows(t: Tensor, bad: Tensor) -> Tensor:
 
 def scale_rows(t: Tensor, weights: Tensor) -> Tensor:
     """t with row i multiplied by weights[i]."""
+    if t.dim() == 2 and t.dtype is weights.dtype:
+        return t * weights.unsqueeze(1)
     return t * weights.to(t.dtype).view(-1, *[1] * (t.dim() - 1))
 
 

@@ -3,6 +3,8 @@ batch after a module was switched between train and eval mode."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
@@ -13,25 +15,31 @@ from clipwise.types import Unsupported
 
 def refuse_mixing_layers(model: nn.Module) -> None:
     """Raise for layers whose output for one example depends on the others, or that keep raw statistics of the data."""
+    for refusal in mixing_layers(model):
+        raise refusal
+
+
+def mixing_layers(model: nn.Module) -> Iterator[Unsupported]:
+    """A refusal for each of them."""
     for name, module in model.named_modules():
         if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():  # type: ignore[misc]
-            raise Unsupported(
+            yield Unsupported(
                 f"layer {name!r} ({type(module).__name__}) has no shape yet; run the model once before attaching"
             )
         is_instance_norm = isinstance(module, _InstanceNorm)
         if isinstance(module, _BatchNorm) and not is_instance_norm and (module.training or module.running_mean is None):
-            raise Unsupported(
+            yield Unsupported(
                 f"layer {name!r} ({type(module).__name__}) mixes the examples of a batch, so no example's influence can be bounded; "
                 "replace it with clipwise.fix(model), which puts GroupNorm in its place, before making the optimizer. One with running "
                 "statistics of public data can stay in eval mode: call its .eval() before attaching, and again after each model.train()"
             )
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
-            raise Unsupported(
+            yield Unsupported(
                 f"layer {name!r} ({type(module).__name__}) rescales its rows in the forward pass, by which tokens were seen and without "
                 "noise; make it with max_norm=None"
             )
         if is_instance_norm and module.track_running_stats:
-            raise Unsupported(
+            yield Unsupported(
                 f"layer {name!r} ({type(module).__name__}) keeps running statistics of private data outside the guarantee; "
                 "make it with track_running_stats=False, or use clipwise.fix(model)"
             )

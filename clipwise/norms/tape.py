@@ -9,17 +9,20 @@ every sum; norms are those of the gradient of each example's *own* loss, whateve
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, wraps
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, cached_property, wraps
 from itertools import chain
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from clipwise.norms.blocks import Blocks, Unformed
-from clipwise.norms.kernel import Call, Outer, Part, outer_squares, wide
+from clipwise.norms.kernel import Call, Part, wide
+from clipwise.norms.outer import Outer, OuterParts
 from clipwise.norms.precision import exact_products
 
 Weigh = Callable[[Tensor, slice], Mapping[str, Tensor]]
@@ -43,25 +46,25 @@ class Tape:
         """`scale` undoes a mean over the rows: the gradient of example i's own loss is `scale` times what was
         recorded."""
         self._parameters = parameters
-        self._parts = list(parts)
+        self._parts = [each for each in parts if not isinstance(each[1], Outer)]
+        self._outer = _by_type([part for _, part in parts if isinstance(part, Outer)])
         self._scale = scale
         self.rows = rows
+        self._dtypes = set(map(_dtype, parameters))
         # Rounding: of norms, 64 eps over kernel.RUN numbers in 8 lanes, 128 in 4; of weights and their products, 4. Weights
         # shrunk by this much keep the bound true all the same.
-        self.slack = max(132 * torch.finfo(wide(dtype)).eps for dtype in {p.dtype for p in parameters})
+        self.slack = max([132 * _eps(dtype) for dtype in self._dtypes])
 
     @cached_property
     @_exact
     def norms(self) -> Tensor:
-        norms = self._squares().sqrt_().mul_(self._scale)
-        self._drop(~norms.isfinite())
-        return norms
+        return self._measured()
 
     @_exact
     def weighted_sum(self, weights: Tensor, *, last: bool = False) -> list[Tensor]:
         """sum_i weights[i] * g_i, one tensor for each parameter, in their order. The `last` sum gives each layer's
         memory back as soon as it is summed."""
-        return self._in_order(self._sums(self._usable(weights, self.norms), last=last))
+        return self._summed(weights, self.norms, last=last)
 
     @_exact
     def weighted_sums(self, weigh: Weigh) -> dict[str, list[Tensor]]:
@@ -69,9 +72,10 @@ class Tape:
         all at once or block by block. This uses the tape up."""
         unformed = [(call, part) for call, part in self._parts if isinstance(part, Unformed)]
         if not unformed:
-            weights = weigh(self.norms, slice(0, self.rows))
+            norms = self._measured()
+            weights = weigh(norms, slice(0, self.rows))
             final = list(weights)[-1]
-            return {name: self.weighted_sum(w, last=name == final) for name, w in weights.items()}
+            return {name: self._summed(w, norms, last=name == final) for name, w in weights.items()}
         self._parts = [(call, part) for call, part in self._parts if not isinstance(part, Unformed)]
         self._parts += [(call, part.others) for call, part in unformed if part.others is not None]
         usable, formed = self._in_blocks(unformed, weigh)
@@ -79,6 +83,17 @@ class Tape:
         return {
             name: self._in_order(chain(formed[name], self._sums(usable[name], last=name == final))) for name in usable
         }
+
+    def _measured(self) -> Tensor:
+        """The norms; rows with one that is not finite are taken out."""
+        norms = self._squares().sqrt_().mul_(self._scale)
+        # None is below 0: their sum is finite where all of them are. One number to look at, and one operation to get it.
+        if not math.isfinite(norms.sum().item()):
+            self._drop(~norms.isfinite())
+        return norms
+
+    def _summed(self, weights: Tensor, norms: Tensor, *, last: bool) -> list[Tensor]:
+        return self._in_order(self._sums(self._usable(weights, norms), last=last))
 
     def _in_blocks(
         self, unformed: Sequence[tuple[Call, Unformed]], weigh: Weigh
@@ -95,58 +110,74 @@ class Tape:
             for name, weights in weigh(norms, rows).items():
                 usable[name].append(self._usable(weights, norms))
                 blocks.add_to(added[name], usable[name][-1])
-        self._drop(~squares.isfinite())
+        if not math.isfinite(squares.sum().item()):
+            self._drop(~squares.isfinite())
         return {name: torch.cat(each) for name, each in usable.items()}, {
             name: [(call, found) for (call, _), found in zip(unformed, blocks.sums(each), strict=True)]
             for name, each in added.items()
         }
 
     def _squares(self) -> Tensor:
-        squares = torch.zeros(self.rows, dtype=torch.float64, device=self._parameters[0].device)
-        outer: defaultdict[Hashable, list[Outer]] = defaultdict(list)
-        for _, part in self._parts:
-            if isinstance(part, Outer):
-                outer[part.b.dtype, part.b.device].append(part)
-            else:
-                squares += part.squared_norms.to(squares)
-        for alike in outer.values():
-            squares += outer_squares(alike).to(squares)
-        return squares
+        found = [part.squared_norms for _, part in self._parts]
+        found += [parts.squares() for parts in self._outer.values()]
+        device = self._parameters[0].device
+        total = torch.zeros(self.rows, dtype=torch.float64, device=device) if len(found) != 1 else found[0]
+        if len(found) == 1:
+            return total.to(device, torch.float64, copy=not self._outer)  # a part keeps its own
+        for squares in found:
+            total += squares.to(total)
+        return total
 
     def _drop(self, bad: Tensor) -> None:
-        if bad.any():
-            for _, part in self._parts:
-                part.drop_rows(bad)
+        for _, part in self._parts:
+            part.drop_rows(bad)
+        for parts in self._outer.values():
+            parts.drop_rows(bad)
 
     def _usable(self, weights: Tensor, norms: Tensor) -> Tensor:
-        return torch.where(norms.isfinite(), weights.to(norms), 0).mul_(self._scale)
+        return weights.to(norms).masked_fill(~(norms < torch.inf), 0).mul_(self._scale)
 
     def _sums(self, usable: Tensor, *, last: bool) -> Iterator[_Sums]:
-        usable_as = {dtype: usable.to(wide(dtype)) for dtype in {p.dtype for p in self._parameters}}
+        usable_as = {dtype: usable.to(wide(dtype)) for dtype in self._dtypes}
         for call, part in self._taken() if last else self._parts:
             some = next(iter(call.params.values()))
             yield call, part.weighted_sum(usable_as[some.dtype])
+        for (dtype, _), parts in self._outer.items():
+            yield from parts.sums(usable.to(dtype) if dtype not in usable_as else usable_as[dtype])
+        if last:
+            self._outer = {}
 
     def _taken(self) -> Iterator[tuple[Call, Part]]:
         while self._parts:
             yield self._parts.pop()
 
     def _in_order(self, found: Iterable[_Sums]) -> list[Tensor]:
-        place = {id(p): i for i, p in enumerate(self._parameters)}
-        sums: list[Tensor | None] = [None] * len(self._parameters)
+        sums: dict[int, Tensor] = {}
         for call, values in found:
+            pieces = call.pieces
             for role, value in values.items():
                 p = call.params[role]
-                i = place[id(p)]
-                piece = call.pieces.get(role)
-                if piece is None and sums[i] is None:
-                    sums[i] = value.view_as(p)
+                piece = pieces.get(role) if pieces else None
+                total = sums.get(id(p))
+                if piece is None and total is None:
+                    sums[id(p)] = value if value.shape == p.shape else value.view_as(p)
                 else:  # a packed projection's pieces, or a second use of the same parameter in disjoint pieces
-                    total = sums[i]
                     total = torch.zeros_like(p, dtype=wide(p.dtype)) if total is None else total
                     total[slice(None) if piece is None else piece] += value
-                    sums[i] = total
-        return [
-            torch.zeros_like(p, dtype=wide(p.dtype)) if s is None else s
-            for s, p in zip(sums, self._parameters, strict=True)
-        ]
+                    sums[id(p)] = total
+        return [sums[id(p)] if id(p) in sums else torch.zeros_like(p, dtype=wide(p.dtype)) for p in self._parameters]
+
+
+_dtype = attrgetter("dtype")
+
+
+@cache
+def _eps(dtype: torch.dtype) -> float:
+    return torch.finfo(wide(dtype)).eps
+
+
+def _by_type(parts: Sequence[Outer]) -> dict[tuple[torch.dtype, torch.device], OuterParts]:
+    alike: defaultdict[tuple[torch.dtype, torch.device], list[Outer]] = defaultdict(list)
+    for part in parts:
+        alike[part.b.dtype, part.b.device].append(part)
+    return {kind: OuterParts(each) for kind, each in alike.items()}

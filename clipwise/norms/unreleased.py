@@ -58,9 +58,14 @@ class HeldBack:
 
     def take(self) -> None:
         """The step has come: refuse where something else stands there by now."""
-        pairs = zip(self._parameters, self._stand_ins, strict=True) if self._standing else ()
-        touched = [p for p, mine in pairs if p.grad is not mine]
-        self.clear()
+        touched = []
+        if self._standing:
+            self._standing = False
+            for p, mine in zip(self._parameters, self._stand_ins, strict=True):
+                if p.grad is not mine:
+                    touched.append(p)
+                if isinstance(p.grad, Unreleased):
+                    p.grad = None
         if touched:
             raise LoopMisuse(
                 f"p.grad of {self._names.get(id(touched[0]), '?')!r} was set or cleared (zero_grad?) between loss.backward() and "

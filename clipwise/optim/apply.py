@@ -28,7 +28,7 @@ def hand_over(
     p.grad, for an optimizer whose groups have a place for it."""
     torch._foreach_div_(list(released.gradient), divide_by)
     for p, total in zip(parameters, released.gradient, strict=True):
-        p.grad = total.to(p.dtype)  # rounded after the noise, where that is post-processing
+        p.grad = total if total.dtype is p.dtype else total.to(p.dtype)  # rounded after the noise: post-processing
     for group in optimizer.param_groups:
         if learning_rate is not None:
             group["lr"] = learning_rate

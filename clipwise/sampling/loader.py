@@ -110,6 +110,12 @@ class SampledLoader:
         other._sampler = sampler
         return other
 
+    def in_parts(self, most: int) -> SampledLoader:
+        """The same batches, at most so many rows in memory at once."""
+        other = copy.copy(self)
+        other._most = most
+        return other
+
     def halve(self, rows: int) -> bool:
         """From now on at most half of so many rows in memory; False where that is less than one."""
         self._most = rows // 2 or self._most

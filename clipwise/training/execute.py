@@ -4,6 +4,7 @@ stand on it; it prints nothing."""
 from __future__ import annotations
 
 import dataclasses
+import errno
 import math
 import signal
 import tempfile
@@ -72,6 +73,9 @@ def make_network(settings: TrainConfig, dataset: DataSet) -> nn.Module:
     return build_model(str(settings.model), dataset, settings.seed, weights=settings.pretrained, freeze=settings.freeze)
 
 
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # what only writing ends in
+
+
 def train_into(
     folder: RunFolder,
     settings: TrainConfig,
@@ -113,8 +117,9 @@ def train_into(
 
                 def on_end(done: Fit) -> dict[str, Any]:
                     """Everything is written before the ledger is closed, so that its last line can vouch for it."""
-                    written.append(_kept(settings, dataset, network, done, parts[2], record, folder, rescue))
-                    return folder.write_manifest()
+                    result, bound = _kept(settings, dataset, network, done, parts[2], record, folder, rescue)
+                    written.append(result)
+                    return bound
 
                 _fit(settings, dataset, parts, folder, record, keeping, on_end, charged, resume=resume, finish=finish)
         except BaseException as error:
@@ -132,6 +137,9 @@ def _told(error: BaseException, folder: RunFolder, stop: StopRequests) -> BaseEx
         told = ClipwiseError(f"interrupted{charged}; `clipwise resume {folder.path}` goes on")
         told.exit_code = 128 + (stop.number or signal.SIGINT)
         return told
+    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+        kept = f"`clipwise resume {folder.path}` goes on" if folder.checkpoints.exists() else "no step was taken"
+        return ClipwiseError(f"{folder.path} cannot be written ({error.strerror}); make room there, {kept}")
     return error
 
 
@@ -144,10 +152,12 @@ def _kept(
     record: Record,
     folder: RunFolder,
     rescue: str | None,
-) -> tuple[dict[str, Any], Statement]:
-    """The results in the folder; where it cannot be written, elsewhere, and the first error is the one that is told."""
+) -> tuple[tuple[dict[str, Any], Statement], dict[str, Any]]:
+    """The results in the folder, and what the ledger's last line says of them; where the folder cannot be written, elsewhere, and the
+    first error is the one that is told."""
     try:
-        return _write(settings, dataset, network, done, test_part, record, folder)
+        written = _write(settings, dataset, network, done, test_part, record, folder)
+        return written, folder.write_manifest()
     except OSError as error:
         other = RunFolder(Path(tempfile.mkdtemp(prefix="clipwise-rescue-", dir=rescue)))
         if dataset.preprocessing is not None:

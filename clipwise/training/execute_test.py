@@ -65,3 +65,32 @@ def test_a_folder_that_takes_no_checkpoints_is_trained_in_all_the_same(tmp_path,
     assert [sentence for sentence in told if "checkpoint could not be written" in sentence] == told
     assert len(told) == 1
     assert (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_whichever_file_finds_no_room_the_folder_is_named_and_nothing_is_lost(tmp_path, monkeypatch):
+    write, names = RunFolder.write, []
+    monkeypatch.setattr(
+        RunFolder, "write", lambda self, name, content: (names.append(name), write(self, name, content))
+    )
+    whole, _ = train(tmp_path / "whole")
+    (tmp_path / "rescue").mkdir()
+    for last in range(len(names)):  # config.toml, preprocessing.json, ..., result.json, manifest.json
+        run, seen = tmp_path / f"run {last}", []
+
+        def full(self, name, content, run=run, seen=seen, last=last):
+            seen.append(name)
+            if self.path == run and len(seen) > last:
+                raise OSError(28, "No space left on device")
+            write(self, name, content)
+
+        monkeypatch.setattr(RunFolder, "write", full)
+        with pytest.raises(
+            ClipwiseError, match=r"cannot be written \((\[Errno 28\] )?No space left on device\)"
+        ) as told:
+            train(run, rescue=str(tmp_path / "rescue"))
+        assert str(run) in str(told.value)
+        if run.exists():  # a step was taken
+            (kept,) = [path for path in (tmp_path / "rescue").iterdir() if str(path) in str(told.value)]
+            assert json.loads((kept / "result.json").read_text())["accuracy"] == whole["accuracy"]
+        else:
+            assert "no step was taken" in str(told.value)

@@ -26,7 +26,7 @@ _CHARTS = (
     ("metrics.jsonl", "epoch", "accuracy", "accuracy"),
     ("path.jsonl", "step", "threshold", "clipping threshold"),
     ("path.jsonl", "step", "upper", "upper bound"),
-    ("path.jsonl", "step", "mean_sensitivity", "mean norm (auto-dp: without noise)"),
+    ("path.jsonl", "step", "mean_sensitivity", "mean norm, not noised"),
     ("path.jsonl", "step", "noise_multiplier", "noise multiplier"),
     ("path.jsonl", "step", "lr", "learning rate"),
 )
@@ -52,6 +52,10 @@ def study_curves(about: About, lines: Sequence[_Line], folder: Path) -> list[Fig
                 for variant in dict.fromkeys(line["variant"] for line in shown)
                 if len(points := _mean([files[r["id"]][file] for r in shown if r["variant"] == variant], x, y)) > 1
             ]
+            if len(series) > 1 and all(each.points == series[0].points for each in series):
+                series = [
+                    Series("all methods", series[0].points, marked=False)
+                ]  # one over the other, only the last is seen
             if series and (y == "accuracy" or _moves(series)):
                 where = f"{data}, {model}, {heading(at, about.keyed)}"
                 figures.append(_figure(f"{data}-{model}-{y}".replace("/", "-"), f"{where}: {title}", x, title, series))

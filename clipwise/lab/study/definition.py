@@ -26,6 +26,10 @@ x = "threshold"                         # a level for all others. With y, anothe
 
 [quick]                                 # what `--quick` changes: common, the (first) grid, and which variants
 variants = ["fixed, C = {threshold}"]
+
+A file may begin from another: with `extends = "NAME"` (beside it, or one of ours) it has all of that one and says what differs.
+Its [common] adds to that file's, its [grid] stands in its place, a [[variant]] of a known name changes that variant and any other
+joins them, and `variants` names those that stay. Title, differs, minutes and what else it states are its own.
 """
 
 from __future__ import annotations
@@ -47,7 +51,7 @@ from clipwise.types import BadArgument
 
 FILES = Path(__file__).parent / "files"  # studies that come with Clipwise
 _FACTS = {"title": "", "source": "", "differs": "", "minutes": 0, "tuning_cost": "not said", "tuning": ""}
-_KEYS = {*_FACTS, "common", "grid", "variant", "picture", "quick"}
+_KEYS = {*_FACTS, "common", "grid", "variant", "picture", "quick", "extends", "variants"}
 _COSTS = ("none", "charged", "not charged", "not said")
 _ABOUT = "study.json"
 Keyed = Literal["epsilon", "noise"]
@@ -116,7 +120,7 @@ class Study:
 def located(path: Path) -> Path:
     """A file, or by its name alone one of those that come with Clipwise (`clipwise study quick`)."""
     ours = FILES / f"{path.name}.toml"
-    return ours if path.parent == Path() and not path.suffix and not path.exists() and ours.is_file() else path
+    return ours if path.parent == Path() and not path.suffix and not path.is_file() and ours.is_file() else path
 
 
 def read_study(path: Path, *, quick: bool = False, check: bool = True) -> Study:
@@ -125,13 +129,40 @@ def read_study(path: Path, *, quick: bool = False, check: bool = True) -> Study:
     Without `check`, data and models are left alone, for those who only want to know what is in the file.
     """
     path = located(path)
+    return make_study(_extended(_read(path), path), path, quick=quick, check=check)
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
-        values = files.parse_toml(files.read_bytes(path, most=files.MOST_CONFIG).decode())
+        return files.parse_toml(files.read_bytes(path, most=files.MOST_CONFIG).decode())
     except (OSError, UnicodeDecodeError, files.Malformed) as error:
         raise BadArgument(
             f"study={str(path)!r} cannot be read ({error}); give a TOML file, or a name from `clipwise study --list`"
         ) from error
-    return make_study(values, path, quick=quick, check=check)
+
+
+def _extended(values: dict[str, Any], path: Path) -> dict[str, Any]:
+    """With what it takes from the file that it extends, which may not extend a third."""
+    if not (values.keys() & {"extends", "variants"}):
+        return values
+    name = values.get("extends")
+    if not isinstance(name, str):
+        raise BadArgument(
+            f'study={str(path)!r}: extends={name!r} is no study; write extends = "NAME" (or drop variants)'
+        )
+    beside = path.parent / f"{name}.toml"
+    base = _read(beside if beside.is_file() else located(Path(name)))
+    if "extends" in base:
+        raise BadArgument(f"study={str(path)!r} extends {name!r}, which extends another; extend that one")
+    known = {variant.get("name"): variant for variant in base.get("variant", [])}
+    for variant in values.get("variant", []):
+        known[variant.get("name")] = {**known.get(variant.get("name"), {}), **variant}
+    chosen = values.get("variants", list(known))
+    if unknown := set(chosen) - known.keys():
+        raise BadArgument(f"study={str(path)!r}: variants names {sorted(unknown)}, which are no variants")
+    own = {key: value for key, value in values.items() if key not in ("extends", "variants")}
+    common = {**base.get("common", {}), **values.get("common", {})}
+    return {**base, **own, "common": common, "variant": [known[name] for name in chosen]}
 
 
 def make_study(values: Mapping[str, Any], path: Path, *, quick: bool = False, check: bool = True) -> Study:

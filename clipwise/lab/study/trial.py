@@ -1,5 +1,10 @@
-"""One training run of a study. It is known by the hash of its options, and of the file that it trains on, so that a study
-that was cut goes on where it stopped, and on other data begins anew."""
+"""One training run of a study. It is known by the hash of what changes its result, and of the file that it trains on, so
+that a study that was cut goes on where it stopped, and on other data begins anew.
+
+An option that is left at its default is no part of the hash: one that Clipwise gets later leaves the runs of today what
+they are, and results that were published keep their names. Were a default itself to change, runs that leave it alone would
+be other runs of the same name: its option then goes into `_ALWAYS` (a test holds the defaults).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,18 @@ from dataclasses import asdict, dataclass, field
 
 from clipwise.lab.identity import content_of
 from clipwise.lab.tuning.share import Share
+from clipwise.mechanism import Performance
 from clipwise.training.options import TrainConfig
+
+_NO_PART = {
+    "out",
+    "tensorboard",
+    "unit",
+    "unsafe_diagnostics",
+    *Performance.model_fields,
+}  # where, how fast, in which words
+_OPTIONS = TrainConfig.model_fields
+_ALWAYS = {"data", "method"}  # the default of method was fixed once; data is what a run is on
 
 
 @dataclass(frozen=True)
@@ -25,7 +41,9 @@ class Trial:
 
     @property
     def id(self) -> str:
-        options = self.config.model_dump(exclude={"out", "tensorboard"}, exclude_none=True)
+        chosen = self.config.model_dump(exclude=_NO_PART, exclude_none=True)
+        defaults = {name: known.get_default(call_default_factory=True) for name, known in _OPTIONS.items()}
+        options = {name: value for name, value in chosen.items() if name in _ALWAYS or value != defaults[name]}
         if self.share is not None:
             options["tuning"] = asdict(self.share)
         if (content := content_of(self.config)) is not None:

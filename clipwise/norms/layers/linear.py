@@ -8,7 +8,6 @@ T x T Gram matrices (Li et al. 2021, "ghost" norms).
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -20,14 +19,14 @@ from clipwise.norms.kernel import (
     Direct,
     Ghost,
     Kernel,
-    Outer,
     Part,
     Way,
     gram_squared_norms,
     scale_rows,
     sum_of_squares,
 )
-from clipwise.norms.layers.registry import Tap, layer
+from clipwise.norms.layers.registry import Tap, layer, own_parameter
+from clipwise.norms.outer import Outer
 
 
 def flat(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -37,10 +36,12 @@ def flat(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 class LinearKernel(Kernel):
     def finish(self, call: Call, weights: Tensor, a: Tensor, b: Tensor, bias: Tensor) -> dict[str, Tensor]:
-        sums = {"bias": weights.to(bias.dtype) @ bias} if "bias" in call.params else {}
+        sums = {"bias": torch.mv(bias.T, weights.to(bias.dtype))} if "bias" in call.params else {}
         if "weight" in call.params:  # the narrower side is scaled, which makes the smaller copy
             left, right = (b, scale_rows(a, weights)) if b.shape[-1] > a.shape[-1] else (scale_rows(b, weights), a)
-            sums["weight"] = left.flatten(0, -2).T @ right.flatten(0, -2)
+            if left.dim() > 2:
+                left, right = left.flatten(0, -2), right.flatten(0, -2)
+            sums["weight"] = torch.mm(left.T, right)
         return sums
 
     def direct(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> dict[str, Tensor]:
@@ -53,8 +54,10 @@ class LinearKernel(Kernel):
         return grads
 
     def ghost(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> Part:
-        if b.shape[1:-1].numel() == 1:
-            return Outer(call.params, saved[0].flatten(1), b.flatten(1), partial(self.finish, call))
+        if b.dim() == 2 or b.shape[1:-1].numel() == 1:
+            a = saved[0]
+            a, b = (a, b) if a.dim() == 2 else (a.flatten(1), b.flatten(1))
+            return Outer(call, a, b, self.finish, stacks=type(self) is LinearKernel)
         a, b = flat(saved[0], b)
         bias = b.sum(1)  # as measured, so summed: terms that cancel are gone from both
         roles: dict[str, Callable[[], Tensor]] = {
@@ -75,6 +78,8 @@ class LinearKernel(Kernel):
         )
 
     def candidates(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> dict[str, Way]:
+        if b.dim() == 2:  # one place
+            return {"ghost": self.ghost}
         places, d, p = b.shape[1:-1].numel(), b.shape[-1], saved[0].shape[-1]
         if places == 1:
             return {"ghost": self.ghost}
@@ -89,5 +94,6 @@ LINEAR = LinearKernel()
 
 @layer(nn.Linear)
 def forward(module: nn.Linear, tap: Tap, x: Tensor) -> Tensor:
-    out = F.linear(x, module.weight.detach(), None if module.bias is None else module.bias.detach())
-    return tap(out, LINEAR, {"weight": module.weight, "bias": module.bias}, (x,))
+    weight, bias = own_parameter(module, "weight"), own_parameter(module, "bias")
+    out = F.linear(x, weight.detach(), None if bias is None else bias.detach())
+    return tap(out, LINEAR, {"weight": weight, "bias": bias}, (x,))

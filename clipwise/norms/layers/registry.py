@@ -50,6 +50,12 @@ LAYERS: dict[type[nn.Module], Layer] = {}
 NAMED: dict[str, Layer] = {}  # of libraries that need not be installed, by module and class
 
 
+def own_parameter(module: nn.Module, name: str) -> Any:
+    """`getattr(module, name)`, straight from where torch keeps parameters, which is the shorter way."""
+    own = module._parameters
+    return own[name] if name in own else getattr(module, name)
+
+
 def layer(*kinds: type[nn.Module] | str, supports: Callable[[Any], bool] = lambda _: True) -> Callable[[Rule], Rule]:
     def register(forward: Rule) -> Rule:
         for kind in kinds:

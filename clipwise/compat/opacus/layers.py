@@ -1,0 +1,8 @@
+"""Layers that Opacus has versions of its own of: torch's own are measured as they are."""
+
+from torch.nn import GRU as DPGRU
+from torch.nn import LSTM as DPLSTM
+from torch.nn import RNN as DPRNN
+from torch.nn import MultiheadAttention as DPMultiheadAttention
+
+__all__ = ["DPGRU", "DPLSTM", "DPRNN", "DPMultiheadAttention"]

@@ -1,0 +1,1 @@
+"""`opacus.utils`, as far as a training script needs it."""

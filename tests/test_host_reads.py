@@ -1,0 +1,163 @@
+"""What a steady step asks of the host, counted under a dispatch mode: each read of a value is a wait on a GPU, each operation a
+launch. Run on the CPU; the counts are those that a GPU would see, but for torch's own kernels there.
+
+The engine's three reads a step are checks of the guarantee and are named below: the count may fall, and not rise.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import DataLoader, TensorDataset
+
+import clipwise
+from clipwise import attach
+from clipwise.clipping import METHODS
+
+READS = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "_unique2", "unique_consecutive"}
+# By file: what is read there, and how often a step at most.
+ENGINE = {
+    "norms/loss/rules/losses.py": 1,  # whether targets are left out of cross entropy's mean
+    "norms/loss/rules/state.py": 1,  # the gradient that backward() was given
+    "norms/tape.py": 1,  # whether a row's norm is not finite
+}
+EMBEDDING = {"norms/layers/embedding.py": 3}  # whether places have equal gradients, and which tokens come again
+# Numbers that a method's update reads of what was released: 0 where a threshold does not move. One small read would do for each.
+METHOD = {
+    "global-adapt": 1,
+    "quantile": 1,
+    "bounded-quantile": 1,
+    "auto-dp-sound": 1,
+    "auto-dp": 2,
+    "oso": 2,
+    "dc-sgd-p": 7,
+    "dc-sgd-e": 10,
+}
+OPTIONS = {"fixed": {"threshold": 1.0}}
+UNSOUND = {name for name, kind in METHODS.items() if not kind.sound}
+
+
+class Counts(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.reads, self.operations = Counter(), 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.operations += 1
+        if func._schema.name.removeprefix("aten::") in READS:
+            ours = [f.filename for f in traceback.extract_stack() if "/clipwise/" in f.filename]
+            self.reads[ours[-1].rpartition("/clipwise/")[2] if ours else "the loop"] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def steady_step(model, inputs, method="auto-s", optimizer=torch.optim.SGD):
+    """Counts of the seventh step: the first looks at the model, and the 1st, 2nd, 4th and 8th take checksums of buffers."""
+    data = TensorDataset(inputs, torch.randint(0, 3, (len(inputs),)))
+    own = optimizer(model.parameters(), lr=0.1)
+    private = attach(
+        model,
+        own,
+        DataLoader(data, batch_size=16),
+        noise_multiplier=1.0,
+        delta=1e-5,
+        epochs=2,
+        method=method,
+        seed=0,
+        allow_unsound=method in UNSOUND,
+        **OPTIONS.get(method, {}),
+    )
+    for number, (x, y) in enumerate(private.loader):
+        with Counts() if number == 6 else torch.enable_grad() as counts:
+            own.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            own.step()
+        if number == 6:
+            return counts
+    raise AssertionError("the run was too short")
+
+
+def perceptron(layers=2):
+    hidden = [part for _ in range(layers - 1) for part in (nn.Linear(8, 8), nn.ReLU())]
+    return nn.Sequential(*hidden, nn.Linear(8, 3))
+
+
+class Last(nn.Module):
+    def __init__(self, part, width):
+        super().__init__()
+        self.part, self.head = part, nn.Linear(width, 3)
+
+    def forward(self, x):
+        out = self.part(x, x, x, need_weights=False) if isinstance(self.part, nn.MultiheadAttention) else self.part(x)
+        return self.head((out[0] if isinstance(out, tuple) else out).mean(1))
+
+
+ROWS = 160
+LAUNCHES = 26  # operations of a layer and step, as counted when this was written
+LAYERS = {
+    "linear": lambda: (perceptron(), torch.randn(ROWS, 8)),
+    "conv": lambda: (
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)),
+        torch.randn(ROWS, 3, 8, 8),
+    ),
+    "conv1d": lambda: (nn.Sequential(nn.Conv1d(3, 4, 3), nn.Flatten(), nn.Linear(24, 3)), torch.randn(ROWS, 3, 8)),
+    "lstm": lambda: (Last(nn.LSTM(4, 8, batch_first=True), 8), torch.randn(ROWS, 5, 4)),
+    "attention": lambda: (Last(nn.MultiheadAttention(8, 2, batch_first=True), 8), torch.randn(ROWS, 5, 8)),
+    "layer norm": lambda: (Last(nn.LayerNorm(8), 8), torch.randn(ROWS, 5, 8)),
+    "embedding": lambda: (Last(nn.Embedding(20, 8), 8), torch.randint(0, 20, (ROWS, 6))),
+}
+
+
+def beyond(reads, allowed):
+    return {place: count for place, count in reads.items() if count > allowed.get(place, 0)}
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_reads_of_each_layer(kind):
+    torch.manual_seed(0)
+    reads = steady_step(*LAYERS[kind]()).reads
+    assert not beyond(reads, ENGINE | (EMBEDDING if kind == "embedding" else {}))
+
+
+@pytest.mark.parametrize("method", sorted(METHODS.keys() - {"dpsgd-f"}))  # which wants groups
+def test_reads_of_each_method(method):
+    torch.manual_seed(0)
+    others = beyond(steady_step(perceptron(), torch.randn(ROWS, 8), method).reads, ENGINE)
+    assert all(place.startswith("clipping/") for place in others)
+    assert sum(others.values()) == METHOD.get(method, 0)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adam])
+def test_reads_of_each_optimizer(optimizer):
+    """Adam reads its step counts, one a parameter, which torch keeps on the CPU."""
+    reads = steady_step(perceptron(), torch.randn(ROWS, 8), optimizer=optimizer).reads
+    assert not beyond(reads, ENGINE | {"step.py": 4 if optimizer is torch.optim.Adam else 0})
+
+
+def test_operations_of_a_layer_stay_within_their_budget():
+    """Of a linear layer and its ReLU: forward, backward, norms, sums, noise and SGD."""
+    few, many = (steady_step(perceptron(layers), torch.randn(ROWS, 8)).operations for layers in (2, 12))
+    assert (many - few) / 10 <= LAUNCHES
+
+
+def test_noise_and_optimizer_know_no_device_by_name():
+    names = re.compile(
+        r"""["'](cpu|cuda|mps|xpu)\b|\.is_(cpu|cuda|mps|xpu)\b|torch\.(cuda|mps|xpu)\b|\.cpu\(\)|\.cuda\(\)"""
+    )
+    package = Path(clipwise.__file__).parent
+    found = [
+        f"{path.relative_to(package)}: {line}"
+        for room in ("noise", "optim")
+        for path in (package / room).glob("*.py")
+        if not path.name.endswith("_test.py")
+        for line in path.read_text().splitlines()
+        if names.search(line)
+    ]
+    assert not found
+    assert names.search((package / "devices.py").read_text())
