@@ -77,6 +77,13 @@ def refuse_optimizer(optimizer: Optimizer) -> None:
         )
 
 
+def trained(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+    """Those that require a gradient; none is refused, before torch's optimizers do without saying why."""
+    if not (found := [p for p in parameters if p.requires_grad]):
+        raise BadArgument("model: no parameter requires a gradient; unfreeze at least one layer")
+    return found
+
+
 def trainable_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
     """The parameters that will be trained, by name, after refusing what cannot be trained privately."""
     if not isinstance(model, nn.Module):
@@ -89,9 +96,8 @@ def trainable_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, nn
     refuse_optimizer(optimizer)
     refuse_claimed(model)
     held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+    trained(model.parameters())
     own = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if not own:
-        raise BadArgument("model: no parameter requires a gradient; unfreeze at least one layer")
     if strange := held - {id(p) for p in own.values()}:
         raise BadArgument(
             f"optimizer: {len(strange)} of its parameters are not the model's; put every module that is trained into one model"

@@ -64,7 +64,7 @@ def cross_entropy(
     `ignore_index`, or, with `divide_by` (a public number, the usual length, say), their sum over that.
     """
     log_p, known, classes = _log_probabilities(output, target, ignore_index)
-    each = -log_p.gather(1, known.unsqueeze(1)).squeeze(1)
+    each = -_of_class(log_p, known)
     if label_smoothing:
         _check_smoothing(label_smoothing)
         each = (1 - label_smoothing) * each - label_smoothing / classes * log_p.sum(1)
@@ -84,7 +84,7 @@ def focal(
     class."""
     validate.non_negative("gamma", gamma)
     log_p, known, classes = _log_probabilities(output, target, ignore_index)
-    own = log_p.gather(1, known.unsqueeze(1)).squeeze(1)
+    own = _of_class(log_p, known)
     each = -own
     if gamma:
         # 1 - p kept above 0: the slope of x^gamma there is infinite for gamma < 1, and would void the record.
@@ -95,23 +95,25 @@ def focal(
 
 def squared_error(output: Tensor, target: Tensor) -> Tensor:
     """(rows,): the mean over each row's numbers of (output - target)^2."""
-    _check_alike("squared-error", output, target)
-    return per_row((output - target).square())
+    return per_row((output - _alike("squared-error", output, target)).square())
 
 
 def huber(output: Tensor, target: Tensor, *, delta: float = 1.0) -> Tensor:
     """(rows,): the Huber loss of each row, mean over its numbers: an error beyond `delta` counts by its size, not its square."""
     validate.positive("delta", delta)
-    _check_alike("huber", output, target)
-    return per_row(F.huber_loss(output, target, reduction="none", delta=delta))
+    return per_row(F.huber_loss(output, _alike("huber", output, target), reduction="none", delta=delta))
 
 
-def _check_alike(name: str, output: Tensor, target: Tensor) -> None:
+def _alike(name: str, output: Tensor, target: Tensor) -> Tensor:
+    """The targets in the outputs' shape: as they are, or one number a row for a single output."""
+    if output.shape == (*target.shape, 1):
+        return target.unsqueeze(-1)
     if output.shape != target.shape:
         raise BadArgument(
             f"loss={name!r}: outputs of shape {tuple(output.shape)} and targets of shape "
             f"{tuple(target.shape)} cannot be compared; give targets of the outputs' shape"
         )
+    return target
 
 
 def per_row(values: Tensor, mask: Tensor | None = None, *, divide_by: float | None = None) -> Tensor:
@@ -152,6 +154,17 @@ def _log_probabilities(output: Tensor, target: Tensor, ignore_index: int | None)
         )
     known = target if ignore_index is None else target.masked_fill(target == ignore_index, 0)
     return F.log_softmax(output, 1), known, output.shape[1]
+
+
+def _of_class(log_p: Tensor, known: Tensor) -> Tensor:
+    try:
+        return log_p.gather(1, known.unsqueeze(1)).squeeze(1)
+    except (RuntimeError, IndexError) as error:
+        if "out of bounds" not in str(error):
+            raise
+    raise BadArgument(  # outside the handler: torch's own message tells the class of a record
+        f"a target lies outside 0 ... {log_p.shape[1] - 1}, the outputs of the model; number the classes from 0, or widen the last layer"
+    )
 
 
 def _check_smoothing(value: float) -> None:

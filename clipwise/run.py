@@ -502,6 +502,7 @@ class Run:
             ledger=self._ledger_name(),
             ledger_head=self.ledger.head if plan.private else "",
             automatic=tuple(self.automatic),
+            searched=("the learning rate",) if plan.before else (),  # which was found inside the budget
             notes=(*self._notes, *self._together(), *cost_of_groups(plan)),
             versions=f"clipwise {__version__}, torch {torch.__version__}",
         )

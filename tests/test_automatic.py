@@ -629,3 +629,24 @@ def test_what_attach_refuses(options, says):
         options |= {"lr": "auto", "lr_scheduler": torch.optim.lr_scheduler.StepLR(options["optimizer"], 1)}
     with pytest.raises(clipwise.BadArgument, match=says):
         clipwise.attach(model, **options)
+
+
+# -- what the statement says of it
+
+
+def test_the_statement_names_what_was_stated_and_excepts_the_rate_that_was_found(tmp_path):
+    done, _ = events_of(tmp_path, gamma=0.5)
+    assert (
+        done.statement.automatic.count(
+            "stated, and so not automatic: epsilon = 3, delta = 1e-05, epochs = 5, expected_batch_size = 100, gamma = 0.5"
+        )
+        == 1
+    )  # and not the seed
+    words = done.statement.to_markdown()
+    assert "hyper-parameters (other than the learning rate, whose choice epsilon covers)" in words
+    assert "noise multiplier" in "\n".join(
+        line for line in done.statement.automatic if "inside epsilon" in line
+    )  # the price
+    own, _ = events_of(tmp_path, optimizer=lambda p: torch.optim.SGD(p, lr=0.25))
+    assert any(line.endswith("optimizer = SGD") for line in own.statement.automatic)
+    assert "other than" not in own.statement.to_markdown()  # a rate of the user's own is not covered

@@ -36,6 +36,7 @@ LAYERS = (
         "fixing",
         "ranks",
         "proportion",
+        "modes",
     ),
     ("mechanism", "checkpoint", "guards", "losses"),
     STAGES,

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 from browser import CHROMIUM, Browser
@@ -189,7 +190,9 @@ def test_bad_arguments(tmp_path):
 def test_from_the_command_line_until_ctrl_c(tmp_path):
     folder = write(tmp_path / "run", LINES)
     words = [sys.executable, "-m", "clipwise.cli", "watch", str(folder), "--json"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    # a shell that starts tests in the background has them ignore SIGINT, and a child inherits that
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, preexec_fn=heard)
     try:
         told = json.loads(process.stdout.readline())
         assert told["url"] == f"http://127.0.0.1:{told['port']}/"

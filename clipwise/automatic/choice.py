@@ -14,6 +14,10 @@ from clipwise.mechanism import Mechanism, Performance
 from clipwise.types import BadArgument
 
 AUTO = "auto"
+_NOT_REPEATED = (
+    "seed",
+    "method_options",
+)  # in the list of what was stated: the one is secret, the other told by its parts
 _MEMORY_ROWS = 512  # records in memory at once where the rule sets the batch: its batches are a tenth of the data
 
 
@@ -68,7 +72,23 @@ def choose(mechanism: Mechanism, performance: Performance, stated: Stated) -> Ch
             "nothing was measured and nothing charged for it: the optimizer was given with a rate of its own, which stays (lr='auto' "
             "would find one)"
         )
+    if automatic:
+        said.append(_stated(mechanism, stated))
     return Choice(filled, rows, finds, drives, None if rate is None else float(rate), tuple(said))
+
+
+def _stated(mechanism: Mechanism, stated: Stated) -> str:
+    """What the user has said, name by name: all that is not automatic. A seed is not repeated: it must stay secret."""
+    plain = {name: field.get_default(call_default_factory=True) for name, field in Mechanism.model_fields.items()}
+    named = {name: value for name, value in mechanism if value != plain[name] and name not in _NOT_REPEATED}
+    named |= dict(mechanism.method_options)
+    named |= {} if stated.lr is None else {"lr": stated.lr}
+    named |= {} if stated.optimizer is None else {"optimizer": type(stated.optimizer).__name__}
+    return "stated, and so not automatic: " + (", ".join(f"{k} = {_shown(v)}" for k, v in named.items()) or "nothing")
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
 def _check_rate(stated: Stated, automatic: bool, mechanism: Mechanism) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.optim import SGD, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop
 
+from clipwise import guards
 from clipwise.automatic import rule
 from clipwise.optim import WeightAverage
 from clipwise.run import Run
@@ -73,7 +74,7 @@ class Pilot:
 
 def adam(parameters: Any, rate: float = rule.PLAIN_RATE) -> Adam:
     """The optimizer of an automatic run; the pilot sets its rate."""
-    return Adam((p for p in parameters if p.requires_grad), lr=rate, betas=rule.BETAS, eps=rule.ADAM_EPS)
+    return Adam(guards.trained(parameters), lr=rate, betas=rule.BETAS, eps=rule.ADAM_EPS)
 
 
 def check_optimizer(optimizer: Optimizer) -> None:

@@ -23,7 +23,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from clipwise import guards, plans
+from clipwise import guards, modes, plans
 from clipwise.automatic import rule
 from clipwise.automatic.choice import Choice
 from clipwise.automatic.measure import median_norm
@@ -84,7 +84,7 @@ def prepare(model: nn.Module, loader: DataLoader[Any], choice: Choice, task: Tas
         measuring = _measuring(run.mechanism, run.facts)
         events = run.plan.before
         with _as_it_was(model):
-            model.train()
+            modes.to_training(model)
             run.engine.install()
             run.engine.begin_epoch()
             median = median_norm(run, task.losses, events[0])
@@ -135,15 +135,13 @@ def _clipping(method: Any, task: Task, median: float | None) -> Auto:
 def _as_it_was(model: nn.Module) -> Iterator[None]:
     """Weights, buffers, modes and the generators of torch, numpy and Python are put back at the end."""
     state = {name: value.clone() for name, value in model.state_dict().items()}
-    modes = [(module, module.training) for module in model.modules()]
     generators = Generators().state_dict()
     try:
-        yield
+        with modes.kept(model):
+            yield
     finally:
         with torch.no_grad():
             model.load_state_dict(state)
-        for module, mode in modes:
-            module.training = mode
         for p in model.parameters():
             p.grad = None
         Generators().load_state_dict(generators)

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from clipwise.automatic import rule
 from clipwise.losses import Loss, make_loss
+from clipwise.modes import evaluating, tried
 from clipwise.types import BadArgument
 
 Compare = Callable[[Any, Tensor], Tensor]  # output and target to one loss a row, or to their mean
@@ -46,6 +47,11 @@ def of_outputs(model: nn.Module, compare: Compare, loader: DataLoader[Any]) -> T
 
     output, target = _of_one(model, loader, of)
     classes = compare.wants_classes if isinstance(compare, Loss) else _compares_classes(output, target)
+    if classes and output.shape[1:2] == (1,):
+        raise BadArgument(
+            f"model: it has one output, and targets are {target.dtype}, the numbers of classes: give it an output for each class, or real "
+            "targets (y.float()) to learn a value"
+        )
 
     def scores(batch: Any) -> Tensor:
         output, target = of(batch)
@@ -86,9 +92,10 @@ def inferred(model: nn.Module, loader: DataLoader[Any]) -> Task:
         )
     _, targets = batch
     loss = make_loss("squared-error" if targets.is_floating_point() else "cross-entropy")
+    task = of_outputs(model, loss, loader)
     try:
-        task = of_outputs(model, loss, loader)
-        with torch.no_grad():
+        with evaluating(model):
+            task.losses(batch)
             task.scores(batch)
     except (BadArgument, RuntimeError, TypeError, AttributeError) as error:
         raise BadArgument(
@@ -120,14 +127,7 @@ def _by_row(compare: Compare, output: Any, target: Tensor) -> Tensor:
 
 def _of_one(model: nn.Module, loader: DataLoader[Any], of: Callable[[Any], Any]) -> Any:
     """Of a batch of the first record, whose types and shapes are treated as public; the model is left as it was."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            return of(loader.collate_fn([loader.dataset[0]]))
-    finally:
-        for module, mode in modes:
-            module.training = mode
+    return tried(model, lambda: of(loader.collate_fn([loader.dataset[0]])))
 
 
 __all__ = ["Task", "inferred", "of_batches", "of_outputs", "right"]

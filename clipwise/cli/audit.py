@@ -57,14 +57,17 @@ def step(
     steps: Annotated[int, typer.Option(help="Of the statistical part: more find smaller faults.")] = 40,
     as_json: output.JsonOption = False,
 ) -> None:
-    """Audit the private step with a method: sensitivity by replay, noise by statistics (see docs/threat_model.md). Under
-    torchrun, of several processes together."""
+    """Audit the private step with a method: sensitivity by replay, noise by statistics (see docs/threat_model.md); of an automatic
+    one, a whole run with all that it measures. Under torchrun, of several processes together."""
     from clipwise import validate
     from clipwise.clipping import make_method
-    from clipwise.lab.audit import audit_step
+    from clipwise.lab.audit import audit_run, audit_step
 
     validate.count("steps", steps)
-    audit = audit_step(make_method(method), steps=steps)
+    audited = make_method(method)
+    audit = audit_step(audited, steps=steps)
+    if audited.automatic:
+        audit.findings += audit_run().findings
     if as_json:
         output.print_json({"passed": audit.passed, "findings": [finding._asdict() for finding in audit.findings]})
     else:

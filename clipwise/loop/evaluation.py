@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from clipwise.losses import Loss
+from clipwise.modes import evaluating, tried
+from clipwise.sampling import stacked
 from clipwise.types import BadArgument
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -26,38 +28,29 @@ def device_of(model: nn.Module) -> torch.device:
 
 def accuracy(model: nn.Module, data: Dataset, device: torch.device | None = None) -> float:
     """Share of records whose largest output is the target's class."""
-    was_training = model.training
-    model.eval()
     right = total = 0
-    with torch.no_grad():
+    with evaluating(model):
         for inputs, targets in DataLoader(data, batch_size=EVALUATION_ROWS):
             predicted = model(inputs.to(device)).argmax(-1)
             right += int((predicted == targets.to(device)).sum())
             total += len(targets)
-    model.train(was_training)
     return right / max(1, total)
 
 
 def mean_loss(model: nn.Module, data: Dataset, loss: Loss, device: torch.device | None = None) -> float:
     """The mean loss of the records."""
-    was_training = model.training
-    model.eval()
     total, records = 0.0, 0
-    with torch.no_grad():
+    with evaluating(model):
         for inputs, targets in DataLoader(data, batch_size=EVALUATION_ROWS):
             total += float(loss.each(model(inputs.to(device)), targets.to(device)).double().sum())
             records += len(targets)
-    model.train(was_training)
     return total / max(1, records)
 
 
 def outputs_of(model: nn.Module, inputs: Tensor, device: torch.device | None = None) -> Tensor:
     """The model's outputs for all rows, in parts of one size from the first row on: the same rows have the same bits again."""
-    was_training = model.training
-    model.eval()
-    with torch.no_grad():
+    with evaluating(model):
         parts = [model(part.to(device)).cpu() for part in inputs.split(EVALUATION_ROWS)]
-    model.train(was_training)
     return torch.cat(parts)
 
 
@@ -73,11 +66,8 @@ def number_errors(targets: Array, predicted: Array) -> dict[str, float | None]:
 
 
 def shape_of_output(model: nn.Module, inputs: Tensor) -> torch.Size:
-    was_training = model.training
-    model.eval()
-    with torch.no_grad():
-        shape: torch.Size = model(inputs.to(next(model.parameters()).device)).shape
-    model.train(was_training)
+    """Of a batch of the first record; where it does not go through the model, an error says so."""
+    shape: torch.Size = tried(model, lambda: model(inputs.to(next(model.parameters()).device)).shape)
     return shape
 
 
@@ -87,7 +77,7 @@ def check_class_targets(model: nn.Module, data: Dataset) -> int:
     record."""
     first, *_ = next(iter(DataLoader(data, batch_size=1)))
     classes = shape_of_output(model, first)[-1]
-    for _, targets, *_ in DataLoader(data, batch_size=EVALUATION_ROWS):
+    for _, targets, *_ in DataLoader(data, batch_size=EVALUATION_ROWS, collate_fn=stacked):
         if (
             not isinstance(targets, Tensor)
             or targets.is_floating_point()
@@ -100,7 +90,8 @@ def check_class_targets(model: nn.Module, data: Dataset) -> int:
                 else type(targets).__name__
             )
             raise BadArgument(
-                f"train: targets are not whole class numbers, one a record ({kind}); give int64 numbers, or a loss of your own"
+                f"train: targets are not whole class numbers, one a record ({kind}); give int64 numbers, "
+                "real numbers (y.float()) where a record has several labels or a value, or a loss of your own"
             )
         if targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < classes:
             raise BadArgument(

@@ -25,6 +25,7 @@ from clipwise.automatic.pilot import adam
 from clipwise.automatic.prepare import accompany, begin
 from clipwise.automatic.task import of_outputs
 from clipwise.clipping import METHODS, Method
+from clipwise.guards import trained
 from clipwise.loop.evaluation import check_class_targets, device_of, shape_of_output
 from clipwise.loop.keeping import Keeper, Keeping, NoKeeper, make_keeper
 from clipwise.loop.lr_schedules import LrSchedule, make_lr_schedule, refuse_double_rate
@@ -32,6 +33,7 @@ from clipwise.loop.records import as_datasets
 from clipwise.loop.reporting import Reporter
 from clipwise.losses import Loss, make_loss
 from clipwise.mechanism import Mechanism, Performance, chosen, takes_options
+from clipwise.modes import to_training
 from clipwise.noise import Noise
 from clipwise.optim import check_decay
 from clipwise.run import Run
@@ -198,7 +200,7 @@ def fit(
     try:
         average, pilot = accompany(run, made, choice, average_weights)
         report = Reporter(model, made, test, compare, on_epoch, on_step, average)
-        model.train()
+        to_training(model)
         per_epoch = run.plan.steps_per_epoch
         rates = rate_schedule.start(made, epochs, per_epoch, higher_is_better=report.higher_is_better)
         keeper = make_keeper(checkpoints, run)
@@ -326,11 +328,12 @@ def _check_ends(after: Sequence[AfterTraining], mechanism: Mechanism, decay: flo
 
 def _loss(loss: Any, train: Dataset, model: nn.Module) -> Any:
     """By its text; where none is given, by the first record, whose types and shapes are treated as public: real targets of the
-    output's shape are values, anything else must be classes."""
+    output's shape (or without its last dimension, of one number) are values, anything else must be classes."""
     if loss is None:
         inputs, targets = next(iter(DataLoader(train, batch_size=1)))[:2]
         real = isinstance(targets, Tensor) and targets.is_floating_point()
-        loss = "squared-error" if real and shape_of_output(model, inputs) == targets.shape else "cross-entropy"
+        values = real and shape_of_output(model, inputs) in (targets.shape, (*targets.shape, 1))
+        loss = "squared-error" if values else "cross-entropy"
     return make_loss(loss) if isinstance(loss, str) else loss
 
 
@@ -346,7 +349,7 @@ def _own_optimizer(make: Any, model: nn.Module) -> Optimizer | None:
         raise BadArgument(
             f"optimizer={make!r} is not a function; give one that makes the optimizer from the parameters, such as torch.optim.Adam"
         )
-    made: Optimizer = make(p for p in model.parameters() if p.requires_grad)
+    made: Optimizer = make(iter(trained(model.parameters())))
     return made
 
 
@@ -354,7 +357,7 @@ def _default_optimizer(model: nn.Module, choice: Choice) -> Optimizer:
     if choice.averages:
         return adam(model.parameters(), *(() if choice.rate is None else (choice.rate,)))
     rate = _RATE if choice.rate is None else choice.rate
-    return torch.optim.SGD((p for p in model.parameters() if p.requires_grad), lr=rate, momentum=0.9)
+    return torch.optim.SGD(trained(model.parameters()), lr=rate, momentum=0.9)
 
 
 def _checked_rates(

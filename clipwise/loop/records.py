@@ -39,10 +39,15 @@ def _as_dataset(name: str, data: Any, model: nn.Module) -> Dataset:
     if (
         hasattr(data, "__getitem__")
         and hasattr(data, "__len__")
-        and not isinstance(data, str | bytes | dict | list | tuple)
+        and (not isinstance(data, str | bytes | dict | list | tuple) or _is_list_of_pairs(data))
     ):
         return data  # a data set by its two methods, as torch takes it
     raise BadArgument(f"{name} of type {type(data).__name__} holds no records that fit can read; {_ROWS}")
+
+
+def _is_list_of_pairs(data: Any) -> bool:
+    """Records (input, target) one after the other, by the first of them."""
+    return isinstance(data, list) and bool(data) and isinstance(data[0], tuple) and len(data[0]) == 2
 
 
 def _is_array(value: Any) -> bool:

@@ -1,6 +1,6 @@
 """Sampling: how batches are drawn, and the loader that delivers them (stage 1 of the step)."""
 
-from clipwise.sampling.collate import check_collate, pad_to
+from clipwise.sampling.collate import check_collate, pad_to, stacked
 from clipwise.sampling.fixed_size import FixedSizeSampler
 from clipwise.sampling.loader import PhysicalBatch, SampledLoader, check_loader
 from clipwise.sampling.poisson import PoissonSampler
@@ -15,4 +15,5 @@ __all__ = [
     "check_collate",
     "check_loader",
     "pad_to",
+    "stacked",
 ]

@@ -58,6 +58,19 @@ def check_collate(loader: DataLoader[Any], *, pad_to: int | None = None) -> tupl
         return padded, _look(source)
 
 
+def stacked(records: list[Any]) -> Any:
+    """torch's own collate function, with a word on records that it cannot stack."""
+    try:
+        return default_collate(records)
+    except RuntimeError as error:
+        if "equal size" not in str(error):
+            raise
+    raise BadArgument(  # outside the handler: torch's own message tells the lengths of records
+        "loader: its records differ in shape, and torch's own collate function only stacks them; pad them to one public length in the data "
+        "set, or give the DataLoader a collate_fn that pads (see clipwise.pad_to)"
+    )
+
+
 class _Source:
     """Batches of some of the records, by their numbers 0, 1, ..."""
 

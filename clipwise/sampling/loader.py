@@ -29,7 +29,7 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from clipwise.keystream import Key
-from clipwise.sampling.collate import Collate
+from clipwise.sampling.collate import Collate, stacked
 from clipwise.sampling.layout import Layout
 from clipwise.sampling.parts import map_tensors
 from clipwise.sampling.sampler import Sampler
@@ -52,7 +52,7 @@ class _Collate:
     """The user's collate function, and the masked row for an empty batch. A class, so that workers can be spawned."""
 
     def __init__(self, collate: Collate, masked: Any):
-        self._collate, self._masked = collate, masked
+        self._collate, self._masked = stacked if collate is default_collate else collate, masked
 
     def __call__(self, records: list[Any]) -> Any:
         return self._collate(records) if records else map_tensors(Tensor.clone, self._masked)

@@ -347,11 +347,11 @@ def _statistics(
                 sides.setdefault(query.name, []).append(noise / (query.noise_multiplier * query.l2_bound))
             watch.noises.clear()
     private.detach()
-    _test_noise(audit, "gradient", np.concatenate([row[~np.isnan(row)] for row in rows]))
+    check_noise(audit, "gradient", np.concatenate([row[~np.isnan(row)] for row in rows]))
     _test_shift(audit, np.concatenate(inside), np.concatenate(outside), min(scales))
     _test_independence(audit, rows)
     for name, noises in sides.items():
-        _test_noise(audit, name, torch.cat(noises).numpy())
+        check_noise(audit, name, torch.cat(noises).numpy())
 
 
 class _Watch:
@@ -368,7 +368,7 @@ class _Watch:
         return noised
 
 
-def _test_noise(audit: StepAudit, name: str, values: np.ndarray) -> None:
+def check_noise(audit: StepAudit, name: str, values: np.ndarray) -> None:
     """Values that should be N(0, 1): enough variance, and the right shape."""
     total = float((values**2).sum())
     low = stats.chi2(len(values)).cdf(total)

@@ -30,13 +30,18 @@ def caught(monkeypatch_target, method=None, **options):
 @pytest.mark.parametrize("factor", [0.9, 0.95, 0.97])
 def test_missing_noise(monkeypatch, factor):
     plain = GaussianNoise._standard_normal
-    monkeypatch.setattr(GaussianNoise, "_standard_normal", lambda self, *a: plain(self, *a).mul_(factor))
+
+    def less(self, *stream):
+        for piece in plain(self, *stream):
+            yield piece.mul_(factor)
+
+    monkeypatch.setattr(GaussianNoise, "_standard_normal", less)
     assert "noise variance" in caught(f"noise x {factor}", steps=60)
 
 
 def test_uniform_noise(monkeypatch):
-    def uniform(self, count, *_):  # noqa: ARG001
-        return (torch.rand(count) * 2 - 1) * 3**0.5
+    def uniform(self, device, stream, count, wide):  # noqa: ARG001
+        yield (torch.rand(count) * 2 - 1) * 3**0.5
 
     monkeypatch.setattr(GaussianNoise, "_standard_normal", uniform)
     assert "noise shape" in caught("uniform noise")
@@ -45,22 +50,22 @@ def test_uniform_noise(monkeypatch):
 def test_noise_used_twice(monkeypatch):
     plain = GaussianNoise._standard_normal
 
-    def halves(self, count, *stream):
-        half = plain(self, (count + 1) // 2, *stream)
-        return torch.cat([half, half])[:count].clone()
+    def halves(self, device, stream, count, wide):
+        (half,) = plain(self, device, stream, (count + 1) // 2, wide)
+        yield torch.cat([half, half])[:count]
 
     monkeypatch.setattr(GaussianNoise, "_standard_normal", halves)
     assert "independence" in caught("the same noise in both halves")
 
 
 def test_the_same_noise_every_step(monkeypatch):
-    plain = GaussianNoise._keystream
+    plain = GaussianNoise._standard_normal
 
-    def frozen(self, stream):
+    def frozen(self, *stream):
         self._step = 0
-        return plain(self, stream)
+        yield from plain(self, *stream)
 
-    monkeypatch.setattr(GaussianNoise, "_keystream", frozen)
+    monkeypatch.setattr(GaussianNoise, "_standard_normal", frozen)
     assert "independence" in caught("the same noise every step")
 
 
@@ -84,8 +89,10 @@ def test_realised_denominator(monkeypatch):
 
 @pytest.mark.parametrize("factor", [1.02, 1.1])
 def test_clipping_above_the_bound(monkeypatch, factor):
-    plain = Tape.weighted_sum
-    monkeypatch.setattr(Tape, "weighted_sum", lambda self, weights, **how: plain(self, weights * factor, **how))
+    plain = Tape._summed
+    monkeypatch.setattr(
+        Tape, "_summed", lambda self, weights, norms, **how: plain(self, weights * factor, norms, **how)
+    )
     assert "sensitivity" in caught(f"clipping at {factor} C")
 
 
@@ -102,16 +109,13 @@ def test_batch_level_clipping():
 
 
 def test_nan_leak(monkeypatch):
-    monkeypatch.setattr(Tape, "weighted_sum", lambda self, weights, **_: [sum_with_nan(self, weights)])
+    plain = Tape._summed
 
-    def sum_with_nan(tape, weights):
-        return next(iter(plain(tape, weights))) * (1 + 0 * tape.norms.sum().to(torch.float32))
+    def with_nan(self, weights, norms, **how):
+        return [total * (1 + 0 * norms.sum().to(torch.float32)) for total in plain(self, weights, norms, **how)]
 
-    plain = ORIGINAL_SUM
+    monkeypatch.setattr(Tape, "_summed", with_nan)
     assert "finite" in caught("a NaN leak")
-
-
-ORIGINAL_SUM = Tape.weighted_sum
 
 
 def test_noise_from_the_batch(monkeypatch):
