@@ -297,6 +297,7 @@ def test_a_split_batch_is_one_step_and_compared_with_the_whole():
     assert table.cells[0][:4] == ["mlp-by16-b512", "5.0", "2.50", "2.00 NO"]
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_opacus_splits_as_its_memory_manager_does():
     pytest.importorskip("opacus")
     split = workloads.WORKLOADS["mlp-by64-b512"]
