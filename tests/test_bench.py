@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,9 @@ from typer.testing import CliRunner
 
 from clipwise.cli import app
 from clipwise.clipping import METHODS
-from clipwise.lab.bench import clipping, compare, memory, peers, report, worker, workloads
+from clipwise.lab.bench import clipping, compare, growth, memory, peers, report, worker, workloads
 from clipwise.lab.bench.compare import Effort
-from clipwise.lab.bench.timing import Others, Times, time_interleaved
+from clipwise.lab.bench.timing import Others, Times, time_interleaved, whole_step
 from clipwise.norms.choice import Chooser
 
 TINY = workloads.WORKLOADS["tiny-b32"]
@@ -108,6 +109,8 @@ def test_ratios_are_paired():
 
 
 class Recorder:
+    parts = 1
+
     def __init__(self, name, log, fail_at=None):
         self.name, self.log, self.fail_at, self.count = name, log, fail_at, 0
 
@@ -272,6 +275,77 @@ def test_a_disturbed_measurement_is_made_again_and_the_quietest_kept():
     assert compare._quietest(lambda: next(made), 3)["clipwise"] == {"others": 0.2, "time_ratio": 1.4}
     assert compare._quietest(lambda: next(made), 3)["clipwise"]["time_ratio"] == 9  # quiet at once: no second attempt
     assert next(made, None) is None
+
+
+def test_a_split_batch_is_one_step_and_compared_with_the_whole():
+    split = workloads.WORKLOADS["mlp-by64-b512"]
+    steps = {"unsplit": 0, "clipwise": 0}
+    for name in steps:
+        peer = peers.METHODS[name](split)
+        whole_step(peer)
+        steps[name] = peer.private.run.state.step
+        assert peer.parts == (8 if name == "clipwise" else 1)
+        assert peer.facts()["steps"] == 1
+        peer.close()
+    assert steps == {"unsplit": 1, "clipwise": 1}
+    figures = {"memory_mb": 10.0, "growth_mb": 10.0}
+    results = {"unsplit": {"time_ratio": 1.0, "time_ms": 5.0, **figures}, "clipwise": {"time_ratio": 2.5, **figures}}
+    rows = compare._rows(workloads.WORKLOADS["mlp-by16-b512"], results)
+    assert rows[1]["time_met"] is False
+    (table, _) = report.sections(compare.Comparison(rows))
+    assert table.title == "time of a split step / unsplit"
+    assert table.cells[0][:4] == ["mlp-by16-b512", "5.0", "2.50", "2.00 NO"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_opacus_splits_as_its_memory_manager_does():
+    pytest.importorskip("opacus")
+    split = workloads.WORKLOADS["mlp-by64-b512"]
+    peer = peers.OpacusHooks(split)
+    before = [p.detach().clone() for p in peer.model.parameters()]
+    moved = []
+    for _ in range(peer.parts):
+        peer.prepare()
+        peer.step()
+        moved.append(any((p != b).any() for p, b in zip(peer.model.parameters(), before, strict=True)))
+    assert moved == [False] * 7 + [True]
+
+
+def test_growth_has_a_point_for_every_size(monkeypatch):
+    names = [name for axis in growth.AXES for name in axis.sizes.values()]
+    assert set(names) <= set(workloads.WORKLOADS)
+    figure = {"time_ratio": 1.5, "time_ratio_quartiles": [1.4, 1.6], "time_ms": 2.0}
+    monkeypatch.setattr(growth, "clocked", lambda _, methods, *__: dict.fromkeys(methods, figure))
+    page = growth.markdown(growth.measure(lambda *_: None), "clipwise bench growth")
+    assert page.count("| 2.00 | 1.50 | 1.40 to 1.60 |") == len(names)
+    assert "| 10^6 |" in page
+    assert "1 threads" in page
+
+
+@pytest.mark.parametrize("device", ["cuda:77", "meta", "nonsense"])
+def test_a_device_that_is_not_there_is_refused_before_anything_runs(device):
+    done = run("bench", "--device", device, "--json")
+    assert done.exit_code == 2
+    assert f"device='{device}'" in json.loads(done.stdout)["error"]
+
+
+def test_what_runs_elsewhere_is_the_step_alone():
+    done = run("bench", "growth", "--device", "cuda", "--json")
+    assert done.exit_code == 2
+    assert "only `clipwise bench steps`" in json.loads(done.stdout)["error"]
+
+
+def test_a_workload_goes_to_its_device_and_memory_is_read_there(monkeypatch):
+    """On torch's `meta` device, which has shapes and no numbers: model, batch, loss and gradients stay on it."""
+    peer = peers.Peer(replace(TINY, device=torch.device("meta")))
+    peer.step()
+    assert {t.device.type for p in peer.model.parameters() for t in (p, p.grad)} == {"meta"}
+    peaks, order = iter([0, 50 << 20, 40 << 20]), []
+    monkeypatch.setattr(memory, "peak_bytes", lambda _: order.append("peak") or next(peaks))
+    monkeypatch.setattr(memory, "held_bytes", lambda _: 10 << 20)
+    figures = memory.measure(lambda: Recorder("", order), torch.device("meta"))
+    assert order == ["peak", "", "peak", "", "peak"]
+    assert (figures["memory_mb"], figures["growth_mb"]) == (50, 30)
 
 
 def test_targets_are_judged():

@@ -27,7 +27,8 @@ def bench(
     what: Annotated[
         str,
         typer.Argument(
-            help="steps: private steps; checks: the part of a run that its checks take (of the options, --models, --quick, --markdown and "
+            help="steps: private steps; growth: how their cost grows with batch, parameters, layers, words, sequence and split (--quick, "
+            "--markdown and --json); checks: the part of a run that its checks take (of the options, --models, --quick, --markdown and "
             "--json); accounting: how long epsilon takes (--quick, --markdown and --json)."
         ),
     ] = "steps",
@@ -37,6 +38,7 @@ def bench(
     against: Annotated[str, typer.Option(help="What to compare with: plain, opacus, or both.")] = _AGAINST,
     models: Annotated[str | None, typer.Option(help="Names, separated by commas; all without it.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Measured rounds; by default as many as are stable.")] = None,
+    device: Annotated[str, typer.Option(help="Where the steps run: cpu, cuda, cuda:1, ... (docs/gpu.md).")] = "cpu",
     quick: Annotated[bool, typer.Option("--quick", help="Four small models, fewer rounds: two minutes.")] = False,
     markdown: Annotated[Path | None, typer.Option(help="Write the tables, and how they were made, here.")] = None,
     as_json: output.JsonOption = False,
@@ -44,9 +46,18 @@ def bench(
     """Time and memory of a private step, as ratios to the plain one; or the time of accounting."""
     from clipwise import validate
 
-    validate.choice("what", what, ("steps", "checks", "accounting"))
+    validate.choice("what", what, ("steps", "growth", "checks", "accounting"))
     if markdown is not None and not markdown.resolve().parent.is_dir():
         raise BadArgument(f"markdown={str(markdown)!r}: its folder does not exist; make it first")
+    if device != "cpu" and (what != "steps" or methods):
+        raise BadArgument(f"device={device!r}: only `clipwise bench steps` runs elsewhere; leave it out")
+    if what == "growth":
+        if (against, models, rounds, methods) != (_AGAINST, None, None, False):
+            raise BadArgument(
+                "--against, --models, --rounds and --methods are for `clipwise bench steps`; leave them out"
+            )
+        _bench_growth(quick, markdown, as_json)
+        return
     if what == "accounting":
         if (against, models, rounds) != (_AGAINST, None, None):
             raise BadArgument("--against, --models and --rounds are for `clipwise bench steps`; leave them out")
@@ -64,19 +75,21 @@ def bench(
             raise BadArgument(f"against={against!r}: --methods compares our methods with `fixed`; leave it out")
         _bench_methods(models, rounds, quick, markdown, as_json)
         return
-    _bench_steps(against, models, rounds, quick, markdown, as_json)
+    _bench_steps(against, models, rounds, device, quick, markdown, as_json)
 
 
 def _bench_steps(
-    against: str, models: str | None, rounds: int | None, quick: bool, markdown: Path | None, as_json: bool
+    against: str, models: str | None, rounds: int | None, device: str, quick: bool, markdown: Path | None, as_json: bool
 ) -> None:
     import dataclasses
 
+    from clipwise.devices import usable
     from clipwise.lab.bench import report, workloads
     from clipwise.lab.bench.compare import QUICK, Effort, compare, methods_against
 
     peers, notices = methods_against(_names("against", against))
     chosen = workloads.choose(None if models is None else _names("models", models), quick=quick)
+    chosen = [dataclasses.replace(workload, device=usable(device)) for workload in chosen]
     effort = dataclasses.replace(QUICK if quick else Effort(), rounds=rounds)
     console = output.messages()
     for notice in notices:
@@ -94,9 +107,25 @@ def _bench_steps(
         output.print_json(dataclasses.asdict(comparison))
     else:
         _print(comparison, console)
-    failed = [row for row in comparison.rows if row["method"] in ("plain", "clipwise") and row.get("failed")]
+    failed = [row for row in comparison.rows if row["method"] in (row["base"], "clipwise") and row.get("failed")]
     if failed:
         raise typer.Exit(1)
+
+
+def _bench_growth(quick: bool, markdown: Path | None, as_json: bool) -> None:
+    import dataclasses
+
+    from clipwise.lab.bench import growth
+
+    with shown(as_json) as show:
+        timings = growth.measure(show, quick=quick)
+    if markdown is not None:
+        markdown.write_text(growth.markdown(timings, _command()), encoding="utf-8")
+    if as_json:
+        output.print_json(dataclasses.asdict(timings))
+        return
+    for section in growth.sections(timings):
+        output.print_table(section.title, section.columns, section.cells)
 
 
 def _bench_accounting(quick: bool, markdown: Path | None, as_json: bool) -> None:

@@ -8,6 +8,7 @@
     compare.py    starts the workers and collects the rows
     report.py     rows as tables, for people and for Markdown
     machine.py    where a figure was measured
+    growth.py     how the ratio grows with batch, parameters, layers, words, sequence and split
     checks.py     the part of a run that its checks take
     accounting.py the time of accounting, beside two other libraries
 

@@ -15,7 +15,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import torch
+
 from clipwise import __version__, validate
+from clipwise.devices import described
 from clipwise.lab.bench import worker
 from clipwise.lab.bench.machine import machine, version
 from clipwise.lab.bench.peers import FAMILIES, METHODS
@@ -36,6 +39,7 @@ class Effort:
     most: int = 151
     least: int = 4
     attempts: int = 3
+    cpu_time: bool = False  # of the process, for one thread on a machine that others keep busy; else by the wall
 
 
 QUICK = Effort(seconds=4.0, most=9, least=3, attempts=1)
@@ -75,9 +79,10 @@ def compare(
     on_model: Callable[[Comparison], None] | None = None,
 ) -> Comparison:
     """All rows. `on_model` gets what there is after each model, so that a long run that is broken off leaves something."""
-    comparison = Comparison(versions=_versions(methods), machine=_machine())
+    comparison = Comparison(versions=_versions(methods), machine=_machine(workloads[0].device))
     turns = 1 + len(methods)
     for i, workload in enumerate(workloads):
+        compared = [workload.base, *(m for m in methods if m != "plain")]
 
         def share(turn: float, i: int = i) -> float:
             return (i + turn / turns) / len(workloads)
@@ -86,8 +91,8 @@ def compare(
             progress(f"{name}: time", share(part))
 
         timing(0)
-        results = _quietest(partial(_timed, workload, methods, effort, timing), effort.attempts)
-        for turn, method in enumerate(methods, 1):
+        results = _quietest(partial(_timed, workload, compared, effort, timing), effort.attempts)
+        for turn, method in enumerate(compared, 1):
             progress(f"{workload.name}: memory of {method}", share(turn))
             if "failed" not in results[method]:
                 results[method].update(_memory(workload, method))
@@ -106,9 +111,21 @@ def compare(
     return comparison
 
 
+def started() -> Comparison:
+    """One without rows, of our methods alone, on the host."""
+    return Comparison(versions=_versions(()), machine=_machine(torch.device("cpu")))
+
+
+def clocked(
+    workload: Workload, methods: Sequence[str], effort: Effort, environment: Mapping[str, str]
+) -> dict[str, dict[str, Any]]:
+    """Times alone, of a process with that environment."""
+    return _timed(workload, methods, effort, lambda _: None, environment)
+
+
 def compare_clipping(models: Sequence[str], names: Sequence[str], rounds: int, progress: Progress) -> Comparison:
     """One row for each model and clipping method: its step over that of `fixed`."""
-    comparison = Comparison(versions=_versions(()), machine=_machine())
+    comparison = started()
     for i, model in enumerate(models):
         spec = {"task": "clipping", "model": model, "names": list(names), "rounds": rounds}
 
@@ -136,28 +153,34 @@ def _others(results: Mapping[str, Mapping[str, Any]]) -> float:
 
 
 def _timed(
-    workload: Workload, methods: Sequence[str], effort: Effort, progress: Callable[[float], None]
+    workload: Workload,
+    methods: Sequence[str],
+    effort: Effort,
+    progress: Callable[[float], None],
+    environment: Mapping[str, str] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Figures for each method. Should a peer take the whole process down (out of memory), ours is timed without the
     peers."""
+    malloc = {**worker.TIMING_MALLOC, **(environment or {})}
     how_long = {name: value for name, value in vars(effort).items() if name != "attempts"}
-    spec = {"task": "time", "model": workload.name, **how_long}
-    own = [m for m in methods if m in ("plain", OURS)]
+    spec = {"task": "time", "model": workload.name, "device": str(workload.device), **how_long}
+    own = [m for m in methods if m in (workload.base, OURS)]
     try:
-        return _work({**spec, "methods": list(methods)}, worker.TIMING_MALLOC, progress)
+        return _work({**spec, "methods": list(methods)}, malloc, progress)
     except WorkerDied as death:
         failed: dict[str, dict[str, Any]] = {m: {"failed": str(death)} for m in methods}
         if len(own) == len(methods):
             return failed
     try:
-        return {**failed, **_work({**spec, "methods": own}, worker.TIMING_MALLOC, progress)}
+        return {**failed, **_work({**spec, "methods": own}, malloc, progress)}
     except WorkerDied as death:
         return {**failed, **{m: {"failed": str(death)} for m in own}}
 
 
 def _memory(workload: Workload, method: str, **options: Any) -> dict[str, Any]:
     try:
-        spec = {"task": "memory", "model": workload.name, "method": method, **options}
+        device = str(workload.device)
+        spec = {"task": "memory", "model": workload.name, "method": method, "device": device, **options}
         return _work(spec, worker.MEMORY_MALLOC)
     except WorkerDied as death:
         return {"memory_failed": str(death)}
@@ -196,15 +219,18 @@ def _work(
 def _rows(workload: Workload, results: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """One row a method; ratios are None where a figure is missing, and the row says why."""
     rows = []
-    base = results["plain"].get("memory_mb")
+    base = results[workload.base].get("memory_mb")
     for method, figures in results.items():
-        row = {"model": workload.name, "method": method, "time_ratio": None, "memory_ratio": None, **figures}
+        about = {"model": workload.name, "base": workload.base, "method": method}
+        row = {**about, "time_ratio": None, "memory_ratio": None, **figures}
         if base and figures.get("memory_mb") is not None:
             row["memory_ratio"] = figures["memory_mb"] / base
-            row["growth_ratio"] = figures["growth_mb"] / max(results["plain"]["growth_mb"], 1e-3)
+            row["growth_ratio"] = figures["growth_mb"] / max(results[workload.base]["growth_mb"], 1e-3)
         rows.append(row)
     ours = next(row for row in rows if row["method"] == OURS)
-    peers = [row["time_ratio"] for row in rows if METHODS.get(row["method"]) and row["method"] not in ("plain", OURS)]
+    peers = [
+        row["time_ratio"] for row in rows if METHODS.get(row["method"]) and row["method"] not in (workload.base, OURS)
+    ]
     rivals = [ratio for ratio in peers if ratio is not None]
     ours["memory_as_timed_ratio"] = (
         ours["memory_as_timed_mb"] / base if base and ours.get("memory_as_timed_mb") else None
@@ -226,7 +252,6 @@ def _versions(methods: Sequence[str]) -> dict[str, str]:
     return {**versions, **{name: version(name) for name in names}}
 
 
-def _machine() -> dict[str, Any]:
-    import torch
-
-    return {**machine(), "threads": torch.get_num_threads()}
+def _machine(device: torch.device) -> dict[str, Any]:
+    load = {"load": os.getloadavg()[0]} if hasattr(os, "getloadavg") else {}
+    return {**machine(), "threads": torch.get_num_threads(), "device": described(device), **load}

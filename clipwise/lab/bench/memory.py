@@ -6,6 +6,8 @@ after the imports: weights, gradients, activations, whatever the method stores, 
 first use, which is nearly the same for all. `growth_mb` is the stricter figure beside it: by how much the *second* step
 alone grew beyond the state before it, so that weights and libraries, which all methods need alike, do not dilute it.
 
+On another device the figures are those of torch's own allocator there, which begins at nothing.
+
 glibc is told (MALLOC_MMAP_THRESHOLD_, worker.py) to give freed buffers back at once, so that the peak is what was in
 use, and not what was once in use and kept for later.
 """
@@ -17,14 +19,18 @@ import gc
 from collections.abc import Callable
 from pathlib import Path
 
-from clipwise.lab.bench.timing import Stepper
+import torch
 
+from clipwise.devices import held_bytes, in_host_memory, peak_bytes
+from clipwise.lab.bench.timing import Stepper, whole_step
+
+_HOST = torch.device("cpu")
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
 
 
-def can_measure() -> bool:
-    return _STATUS.exists()
+def can_measure(device: torch.device = _HOST) -> bool:
+    return not in_host_memory(device) or _STATUS.exists()
 
 
 def _read() -> dict[str, float]:
@@ -44,16 +50,18 @@ def _reset_peak() -> None:
         return
 
 
-def measure(make: Callable[[], Stepper]) -> dict[str, float]:
+def measure(make: Callable[[], Stepper], device: torch.device = _HOST) -> dict[str, float]:
     """MB at the peak of two steps (the first includes the choice of kernels) over the state after the imports."""
+    if not in_host_memory(device):
+        return _measure_on(device, make)
     _reset_peak()
     imported = _read()["VmRSS"]
     stepper = make()
-    _run(stepper)
+    whole_step(stepper)
     peak = _read()["VmHWM"]
     _reset_peak()
     before = _read()["VmRSS"]
-    _run(stepper)
+    whole_step(stepper)
     later = _read()["VmHWM"]
     return {
         "memory_mb": max(0.0, max(peak, later) - imported),
@@ -62,7 +70,12 @@ def measure(make: Callable[[], Stepper]) -> dict[str, float]:
     }
 
 
-def _run(stepper: Stepper) -> None:
-    stepper.prepare()
-    stepper.step()
-    stepper.tidy()
+def _measure_on(device: torch.device, make: Callable[[], Stepper]) -> dict[str, float]:
+    peak_bytes(device)
+    stepper = make()
+    whole_step(stepper)
+    first, before = peak_bytes(device), held_bytes(device)
+    whole_step(stepper)
+    later = peak_bytes(device)
+    peak = max(first, later) / 2**20
+    return {"memory_mb": peak, "growth_mb": max(0, later - before) / 2**20, "peak_rss_mb": peak}

@@ -21,6 +21,8 @@ batch.
   quietest counts, whatever its times.
 - **Clipwise** runs through `clipwise.attach`: fixed threshold 1, noise multiplier 1, AES noise, ledger written to
   disk.
+- **Split batches**: the figure is a ratio to our own step on the whole batch, unsplit, in the same round; targets too. The loading
+  of the parts is not timed. Opacus' parts are those of its BatchMemoryManager.
 - **Opacus** clips at the same threshold and draws its noise from torch's ordinary generator (its secure mode is off,
   which is faster). nn.LSTM and nn.MultiheadAttention, which it cannot handle, are replaced by its DPLSTM and
   DPMultiheadAttention.
@@ -40,17 +42,28 @@ class Section(NamedTuple):
 
 def sections(comparison: Comparison) -> list[Section]:
     methods = list(dict.fromkeys(row["method"] for row in comparison.rows))
-    peers = [m for m in methods if m not in ("plain", OURS)]
+    peers = [m for m in methods if m not in ("plain", "unsplit", OURS)]
     models: dict[str, dict[str, Mapping[str, Any]]] = {}
     for row in comparison.rows:
         models.setdefault(row["model"], {})[row["method"]] = row
+    whole = {name: of for name, of in models.items() if "plain" in of}
+    split = {name: of for name, of in models.items() if "unsplit" in of}
+    titles = ("step time / plain step", "peak memory / plain training's", "growth of a single step / plain step's")
+    tables = _tables(whole, "plain", peers, titles) if whole else []
+    of_splits = ("time of a split step / unsplit", "peak memory of a split step / unsplit")
+    return tables + (_tables(split, "unsplit", peers, of_splits) if split else [])
+
+
+def _tables(
+    models: Mapping[str, Mapping[str, Mapping[str, Any]]], base: str, peers: list[str], titles: tuple[str, ...]
+) -> list[Section]:
     names = [peer.replace("-", " ") for peer in peers]
-    time_columns = ["model", "plain ms", OURS, "target", *names, "first step"]
-    memory_columns = ["model", "plain MB", OURS, "target", *names, "as timed"]
-    growth_columns = ["model", "plain MB", OURS, *names]
+    time_columns = ["model", f"{base} ms", OURS, "target", *names, "first step"]
+    memory_columns = ["model", f"{base} MB", OURS, "target", *names, "as timed"]
+    growth_columns = ["model", f"{base} MB", OURS, *names]
     time_cells, memory_cells, growth_cells = [], [], []
     for model, of in models.items():
-        plain, ours = of["plain"], of[OURS]
+        plain, ours = of[base], of[OURS]
         first = _ratio(ours.get("first_step_ms"), plain.get("time_ms"))
         time_cells.append(
             [
@@ -79,11 +92,8 @@ def sections(comparison: Comparison) -> list[Section]:
                 *(_number(of[m].get("growth_ratio"), 2) for m in (OURS, *peers)),
             ]
         )
-    return [
-        Section("step time / plain step", time_columns, time_cells),
-        Section("peak memory / plain training's", memory_columns, memory_cells),
-        Section("growth of a single step / plain step's", growth_columns, growth_cells),
-    ]
+    columns, cells = (time_columns, memory_columns, growth_columns), (time_cells, memory_cells, growth_cells)
+    return [Section(*of) for of in zip(titles, columns, cells, strict=False)]
 
 
 def clipping_sections(comparison: Comparison) -> list[Section]:
@@ -101,16 +111,13 @@ def clipping_sections(comparison: Comparison) -> list[Section]:
 
 
 def clipping_markdown(comparison: Comparison, command: str) -> str:
-    return "\n".join(
-        [
-            "# What each clipping method adds to a private step\n",
-            _made_by(comparison, command),
-            "Each figure is the median over the rounds of the method's step over the step of `fixed` *in the same "
-            "round*; all run through `clipwise.attach`, on the same model, batch and kernels, with AES noise and the "
-            "ledger on disk.\n",
-            *(_table(section) for section in clipping_sections(comparison)),
-        ]
+    how = (
+        "Each figure is the median over the rounds of the method's step over the step of `fixed` *in the same "
+        "round*; all run through `clipwise.attach`, on the same model, batch and kernels, with AES noise and the "
+        "ledger on disk.\n"
     )
+    title = "What each clipping method adds to a private step"
+    return document(title, comparison, command, how, clipping_sections(comparison))
 
 
 def notes(comparison: Comparison) -> list[str]:
@@ -123,18 +130,24 @@ def notes(comparison: Comparison) -> list[str]:
 
 
 def markdown(comparison: Comparison, command: str) -> str:
-    parts = ["# What a private step costs\n", _made_by(comparison, command), _HOW]
-    parts += [_table(section) for section in sections(comparison)]
-    if said := notes(comparison):
-        parts.append("## Notes\n\n" + "\n".join(f"- {note}" for note in said) + "\n")
-    return "\n".join(parts)
+    page = document("What a private step costs", comparison, command, _HOW, sections(comparison))
+    said = notes(comparison)
+    return page + ("\n## Notes\n\n" + "\n".join(f"- {note}" for note in said) + "\n" if said else "")
+
+
+def document(title: str, comparison: Comparison, command: str, how: str, tables: list[Section]) -> str:
+    """A page of tables, with how they were made."""
+    return "\n".join([f"# {title}\n", _made_by(comparison, command), how, *(_table(table) for table in tables)])
 
 
 def _made_by(comparison: Comparison, command: str) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in comparison.versions.items())
     machine = comparison.machine
     where = f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads, {machine['system']}"
-    return f"Made by `{command}` on {date.today().isoformat()}. {versions}; {where}.\n"
+    if machine.get("device", "cpu") != "cpu":
+        where += f"; on {machine['device']}"
+    load = f"; load {machine['load']:.1f} at the start" if "load" in machine else ""
+    return f"Made by `{command}` on {date.today().isoformat()}. {versions}; {where}{load}.\n"
 
 
 def _table(section: Section) -> str:

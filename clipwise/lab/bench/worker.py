@@ -11,11 +11,16 @@ import importlib
 import json
 import os
 import sys
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
+
+from clipwise.devices import wait_for
 from clipwise.lab.bench import memory, timing
 from clipwise.lab.bench.clipping import time_clipping
 from clipwise.lab.bench.peers import METHODS, Clipwise, Peer
@@ -35,17 +40,20 @@ def time_methods(
     seconds: float,
     most: int,
     least: int,
+    device: str = "cpu",
+    cpu_time: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Method -> its figures and facts on one model."""
-    workload = WORKLOADS[model]
+    workload = replace(WORKLOADS[model], device=torch.device(device))
     makers = {name: partial(METHODS[name], workload) for name in methods}
+    clock = time.process_time if cpu_time else partial(_when_done, workload.device)
     times, alive = timing.time_interleaved(
-        makers, rounds=rounds, seconds=seconds, most=most, least=least, progress=progress
+        makers, rounds=rounds, seconds=seconds, most=most, least=least, progress=progress, clock=clock
     )
-    if timing.BASE in times.failed:
-        raise RuntimeError(f"the plain step failed: {times.failed[timing.BASE]}")
-    results = {name: times.summary(name) for name in methods}
+    if workload.base in times.failed:
+        raise RuntimeError(f"the {workload.base} step failed: {times.failed[workload.base]}")
+    results = {name: times.summary(name, workload.base) for name in methods}
     for name, stepper in alive.items():
         if isinstance(stepper, Peer):
             results[name].update(stepper.facts())
@@ -53,21 +61,30 @@ def time_methods(
     return results
 
 
-def measure_memory(model: str, method: str, ways: Mapping[str, str] | None = None) -> dict[str, Any]:
+def _when_done(device: torch.device) -> float:
+    """The time once the device has nothing left to do."""
+    wait_for(device)
+    return time.perf_counter()
+
+
+def measure_memory(
+    model: str, method: str, ways: Mapping[str, str] | None = None, device: str = "cpu"
+) -> dict[str, Any]:
     """The memory figures of one method on one model; ours with kernels chosen by the clock, or with those given."""
-    if not memory.can_measure():
+    workload = replace(WORKLOADS[model], device=torch.device(device))
+    if not memory.can_measure(workload.device):
         return {"memory_failed": "this system has no /proc/self/status"}
     kind = METHODS[method]
     importlib.import_module("opacus" if method.startswith("opacus") else "clipwise.dropin")
 
     def make() -> Stepper:
-        stepper = kind(WORKLOADS[model])
+        stepper = kind(workload)
         if ways is not None and isinstance(stepper, Clipwise):
             stepper.private.run.engine.repeat(ways)
         return stepper
 
     try:
-        return memory.measure(make)
+        return memory.measure(make, workload.device)
     except Exception as error:
         return {"memory_failed": timing.reason(error)}
 

@@ -1,15 +1,17 @@
 """The models that are timed, each with its batch and the cost it is meant to stay under.
 
 Inputs are random: the time of a step does not depend on their values, only (for embeddings) on how often a token
-repeats; tokens are drawn uniformly. Targets are ratios to the plain step of the same model and batch.
+repeats; tokens are drawn uniformly. Targets are ratios to the plain step of the same model and batch; of a batch that is split
+into parts, to our own step on the whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -32,18 +34,26 @@ class Workload:
     memory_target: float | None = MEMORY_TARGET
     listed: bool = True  # part of a run that names no models
     quick: bool = False  # part of a --quick run
+    part: int | None = None  # rows of a physical batch, where the batch is split
+    device: torch.device = torch.device("cpu")  # noqa: RUF009
+
+    @property
+    def base(self) -> str:
+        """The method that others are compared with."""
+        return "plain" if self.part is None else "unsplit"
 
     def model(self) -> nn.Module:
         """The same weights every time."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            return self.build().train()
+            return self.build().train().to(self.device)
 
     def batch(self) -> tuple[Tensor, Tensor]:
         """The same batch every time."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(1)
-            return self.inputs(self.rows), torch.randint(0, self.classes, (self.rows,))
+            x, y = self.inputs(self.rows), torch.randint(0, self.classes, (self.rows,))
+        return x.to(self.device), y.to(self.device)
 
 
 class _GroupNormBlock(nn.Module):
@@ -134,6 +144,46 @@ class _Transformer(nn.Module):
         return self.out(self.layers(self.embed(tokens)).mean(1))
 
 
+class _BertLayer(nn.Module):
+    """A layer of BERT: attention of three projections, and a perceptron, each added and normalised after it."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.joined, self.norm1 = nn.Linear(width, width), nn.LayerNorm(width)
+        self.wide, self.narrow, self.norm2 = (
+            nn.Linear(width, 4 * width),
+            nn.Linear(4 * width, width),
+            nn.LayerNorm(width),
+        )
+        self.heads = heads
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, places, width = x.shape
+        q, k, v = (
+            part(x).view(rows, places, self.heads, -1).transpose(1, 2) for part in (self.query, self.key, self.value)
+        )
+        seen = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(rows, places, width)
+        x = self.norm1(x + self.joined(seen))
+        return self.norm2(x + self.narrow(F.gelu(self.wide(x))))
+
+
+class _BertTiny(nn.Module):
+    """The sizes of BERT-tiny (2 layers, width 128, 30,522 word pieces), without dropout: 4.4 million parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(30_522, 128), nn.Embedding(512, 128)
+        self.norm = nn.LayerNorm(128)
+        self.layers = nn.Sequential(_BertLayer(128, 2), _BertLayer(128, 2))
+        self.pooler, self.out = nn.Linear(128, 128), nn.Linear(128, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        x = self.layers(self.norm(self.words(tokens) + self.places(places)))
+        return self.out(torch.tanh(self.pooler(x[:, 0])))
+
+
 class _BiLSTM(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -162,8 +212,8 @@ def _mlp(*widths: int) -> Callable[[], nn.Module]:
     return build
 
 
-def _deep() -> nn.Module:
-    return nn.Sequential(*[m for _ in range(200) for m in (nn.Linear(16, 16), nn.ReLU())], nn.Linear(16, 10))
+def _deep(layers: int) -> nn.Module:
+    return nn.Sequential(*[m for _ in range(layers) for m in (nn.Linear(16, 16), nn.ReLU())], nn.Linear(16, 10))
 
 
 def _normal(*shape: int) -> Callable[[int], Tensor]:
@@ -176,6 +226,38 @@ def _tokens(vocabulary: int, length: int) -> Callable[[int], Tensor]:
 
 _cnn_workload = partial(Workload, build=_cnn, inputs=_normal(1, 28, 28))
 _resnet_workload = partial(Workload, rows=64, inputs=_normal(3, 32, 32))
+
+
+def _mlp_204k(rows: int, **options: Any) -> Workload:
+    return Workload(f"mlp-204k-b{rows}", f"784-256-10, ReLU, {rows} rows", rows, _mlp(256), _normal(784), **options)
+
+
+def _wide(width: int, **options: Any) -> Workload:
+    name, summary = f"mlp-{795 * width + 10}-b64", f"784-{width}-10, ReLU: {795 * width + 10:,} parameters"
+    return Workload(name, summary, 64, _mlp(width), _normal(784), **options)
+
+
+def _layers(layers: int, **options: Any) -> Workload:
+    summary = f"{layers} times Linear(16, 16) and ReLU"
+    return Workload(f"deep-{layers}-b64", summary, 64, partial(_deep, layers), _normal(16), **options)
+
+
+def _vocabulary(power: int, **options: Any) -> Workload:
+    summary = f"Embedding(10^{power}, 32), mean of 64 tokens, linear"
+    model = partial(_BagOfWords, 10**power, 32)
+    return Workload(f"vocabulary-1e{power}-b64", summary, 64, model, _tokens(10**power, 64), **options)
+
+
+def _bert_tiny(length: int, **options: Any) -> Workload:
+    name, summary = f"bert-tiny-{length}-b32", f"the sizes of BERT-tiny, in plain torch, {length} tokens"
+    return Workload(name, summary, 32, _BertTiny, _tokens(30_522, length), classes=2, **options)
+
+
+def _split(kind: str, part: int, **options: Any) -> Workload:
+    whole = {"mlp": _mlp_204k(512), "cnn": _cnn_workload("", "the CNN", 512)}[kind]
+    summary = f"{whole.summary}, 512 rows {part} at a time"
+    return replace(whole, name=f"{kind}-by{part}-b512", summary=summary, part=part, **options)
+
 
 WORKLOADS = {
     workload.name: workload
@@ -237,17 +319,25 @@ WORKLOADS = {
             _normal(1, 28, 28),
         ),
         Workload("tabular-b64", "100-64-2, ReLU", 64, _tabular, _normal(100), classes=2, time_target=2.0),
-        Workload("mlp-204k-b64", "784-256-10, ReLU", 64, _mlp(256), _normal(784), time_target=1.8),
+        _mlp_204k(1),
+        _mlp_204k(8),
+        _mlp_204k(64, time_target=1.8),
+        _mlp_204k(512),
         Workload("mlp-535k-b256", "784-512-256-10, ReLU", 256, _mlp(512, 256), _normal(784), time_target=1.3),
-        Workload("deep-200-b64", "200 times Linear(16, 16) and ReLU", 64, _deep, _normal(16), time_target=2.0),
-        Workload(
-            "vocabulary-1e5-b64",
-            "Embedding(100000, 32), mean of 64 tokens, linear",
-            64,
-            partial(_BagOfWords, 100_000, 32),
-            _tokens(100_000, 64),
-            time_target=2.0,
+        _layers(200, time_target=2.0),
+        _vocabulary(3),
+        _vocabulary(5, time_target=2.0),
+        _vocabulary(6),
+        _bert_tiny(128, time_target=1.4),
+        *(
+            _split(kind, part, time_target=2.0 if part == 16 else None)
+            for kind in ("mlp", "cnn")
+            for part in (64, 16, 4)
         ),
+        *(_wide(width, listed=False) for width in (16, 128, 1024, 4096)),
+        *(_layers(layers, listed=False) for layers in (10, 50, 1000)),
+        _vocabulary(4, listed=False),
+        *(_bert_tiny(length, listed=False) for length in (16, 64, 256)),
         Workload("tiny-b32", "two linear layers: for tests", 32, _tiny, _normal(20), memory_target=None, listed=False),
     )
 }
