@@ -12,6 +12,7 @@ __version__ = "0.2.0.dev0"
 
 if TYPE_CHECKING:
     from clipwise import hf as hf
+    from clipwise import lightning as lightning
     from clipwise import losses as losses
     from clipwise.dropin import Private, attach
     from clipwise.estimators import PrivateClassifier, PrivateRegressor
@@ -49,6 +50,7 @@ _HOME = {
     "fit": "clipwise.loop.fit",
     "fix": "clipwise.fixing",
     "hf": "clipwise.hf",
+    "lightning": "clipwise.lightning",
     "load": "clipwise.training.trained",
     "losses": "clipwise.losses",
     "pad_to": "clipwise.sampling",
@@ -76,6 +78,7 @@ __all__ = [
     "fit",
     "fix",
     "hf",
+    "lightning",
     "load",
     "losses",
     "pad_to",

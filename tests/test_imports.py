@@ -48,7 +48,7 @@ LAYERS = (
     ("dropin", "forecast"),
     ("loop",),
     ("integrations", "compat"),
-    ("hf",),
+    ("hf", "lightning"),
     ("data",),
     ("models", "fairness"),
     ("training", "estimators"),

@@ -8,7 +8,7 @@ from opacus.layers import DPLSTM
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-DELTA, EPSILON, EPOCHS = 1e-5, 4.0, 3
+DELTA, EPSILON, EPOCHS = 1e-5, 8.0, 8
 SYLLABLES = (("ka", "ro", "mi", "tu"), ("esk", "olm", "und", "irr"))
 
 
@@ -39,7 +39,7 @@ class Reader(nn.Module):
 
 
 model = Reader()
-optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
 criterion = nn.CrossEntropyLoss()
 privacy_engine = PrivacyEngine(accountant="rdp")
 model, optimizer, loader = privacy_engine.make_private_with_epsilon(
