@@ -18,7 +18,7 @@ import clipwise
 from clipwise.accounting import Ledger, StepEvent, epsilon
 from clipwise.automatic import race, rule
 from clipwise.automatic.choice import Stated, choose
-from clipwise.automatic.measure import histogram
+from clipwise.automatic.measure import histogram, one_a_row
 from clipwise.automatic.prepare import phases, prepare
 from clipwise.automatic.task import inferred, of_batches, of_outputs
 from clipwise.keystream import Key
@@ -179,20 +179,22 @@ def test_what_is_decided_depends_on_the_data_through_noised_sums_alone(monkeypat
 # -- the parts
 
 
-def test_a_record_moves_the_histogram_by_one():
+@pytest.mark.parametrize("bins", [rule.NORMS, rule.LOSSES])
+def test_a_record_moves_a_histogram_by_one(bins):
     norms = torch.tensor([0.0, 1e-30, 1.0, 3.0, 1e30, math.inf, math.nan], dtype=torch.float64)
-    whole = histogram(norms)
+    whole = histogram(norms, bins)
     assert whole.sum() == 5  # what is not finite is in no bin
     for i in range(len(norms)):
-        without = histogram(torch.cat([norms[:i], norms[i + 1 :]]))
+        without = histogram(torch.cat([norms[:i], norms[i + 1 :]]), bins)
         assert torch.linalg.vector_norm(whole - without) <= 1
 
 
 def test_scores_are_bounded_whatever_the_task_says():
     wild = torch.tensor([-5.0, 0.25, 7.0, math.nan, math.inf, -math.inf])
-    assert race.bounded(wild, 6).tolist() == [0, 0.25, 1, 0, 1, 0]
-    with pytest.raises(clipwise.ClipwiseError, match="one a row"):
-        race.bounded(wild.sum(), 6)
+    assert race.bounded(wild).tolist() == [0, 0.25, 1, 0, 1, 0]
+    assert race.bounded(rule.score_of_losses(wild, 0.25)).tolist() == pytest.approx([1, 0.5, 0.25 / 7.25, 0, 0, 1])
+    with pytest.raises(clipwise.ClipwiseError, match="one number a row"):
+        one_a_row(wild.sum(), 6)
 
 
 def prepared(model, **options):
@@ -261,7 +263,7 @@ def test_rounds_are_data(monkeypatch):
 
     asked = []
 
-    def race_rates(plan, _median, _steps, results):
+    def race_rates(plan, _norm, _loss, _steps, results):
         asked.append(len(results))
         return tuple(0.01 * 2**k for k in range(plan.rounds[len(results)].rates))
 
@@ -368,6 +370,38 @@ def test_gradients_of_values_keep_their_sizes_below_the_released_median():
     assert "squared-error" in "\n".join(done.statement.automatic)
 
 
+def r_squared(shift, scale):
+    """Of a run that is told nothing of the unit of its targets."""
+    draw, model = torch.Generator().manual_seed(0), network(out=1)
+    x = torch.randn(4000, 6, generator=draw)
+    y = shift + scale * (x[:, :1] + torch.sin(2 * x[:, 1:2]) + 0.3 * torch.randn(4000, 1, generator=draw)) / 1.2
+    done = clipwise.fit(model, TensorDataset(x[:3000], y[:3000]), epsilon=3.0, effort="quick", seed=0)
+    with torch.no_grad():
+        left = (model(x[3000:]) - y[3000:]).square().mean() / y[3000:].var()
+    return 1 - float(left), "\n".join(done.statement.automatic)
+
+
+def test_values_are_learned_in_whatever_unit_they_are():
+    """Scores of exp(-loss) gave 0.35 for 30 y and -9.5 for 100 + 30 y, where y gave 0.89."""
+    plain, said = r_squared(0, 1)
+    scaled, _ = r_squared(0, 30)
+    moved, said_of_moved = r_squared(100, 30)
+    assert plain > 0.6
+    assert scaled > plain - 0.1
+    assert moved > plain - 0.25
+    assert "targets are far" not in said
+    assert "targets are far" in said_of_moved
+
+
+def test_both_histograms_of_values_are_paid_for(monkeypatch, tmp_path):
+    """A record is in one bin of each: deviation sqrt(2) h, for an event of h."""
+    drawn, path = Drawn(monkeypatch), tmp_path / "ledger.jsonl"
+    clipwise.fit(network(out=1), values(), ledger=path, **SHORT)
+    assert drawn.shapes[0] == 2 * rule.BINS
+    assert drawn.stds[0] == pytest.approx(math.sqrt(2) * PLAN.histogram_noise)
+    assert PLAN.histogram_noise in {event.noise_multiplier for event in Ledger.read(path).events()}
+
+
 def test_a_stated_noise_measures_at_multiples_of_it(tmp_path):
     done, events = events_of(tmp_path, epsilon=None, noise_multiplier=2.0)
     noises = {e.noise_multiplier: e.count for e in events if e.sample_rate < 1}
@@ -398,11 +432,11 @@ def test_killed_while_it_races_it_begins_again_and_pays_again(monkeypatch, tmp_p
     plain = race.total_score
     asked = []
 
-    def die(run, task):
+    def die(run, task, look):
         asked.append(run)
         if len(asked) == 3:
             raise KeyboardInterrupt
-        return plain(run, task)
+        return plain(run, task, look)
 
     monkeypatch.setattr(race, "total_score", die)
     model = network()
@@ -484,9 +518,9 @@ def test_a_loss_that_takes_a_mean_is_asked_row_by_row():
     loader = DataLoader(values(), batch_size=50)
     mean = of_outputs(model, nn.functional.mse_loss, loader)
     batch = next(iter(loader))
-    by_hand = (-(model(batch[0]) - batch[1]).square().flatten()).exp()
+    by_hand = (model(batch[0]) - batch[1]).square().flatten()
     assert mean.kind == "values"
-    assert torch.allclose(mean.scores(batch), by_hand)
+    assert torch.allclose(mean.row_losses(batch), by_hand)
 
 
 def test_inferred_and_given_losses():

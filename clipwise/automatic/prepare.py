@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 from clipwise import guards, modes, plans
 from clipwise.automatic import rule
 from clipwise.automatic.choice import Choice
-from clipwise.automatic.measure import median_norm
+from clipwise.automatic.measure import Look, first_look
 from clipwise.automatic.pilot import Pilot, adam, check_optimizer
 from clipwise.automatic.race import race
 from clipwise.automatic.task import Task
@@ -86,18 +86,16 @@ def prepare(model: nn.Module, loader: DataLoader[Any], choice: Choice, task: Tas
         with _as_it_was(model):
             modes.to_training(model)
             run.engine.install()
-            run.engine.begin_epoch()
-            median = median_norm(run, task.losses, events[0])
-            run.engine.end_epoch()
-            method = _clipping(run.plan.method, task, median)
+            look = first_look(run, task, events[0])
+            method = _clipping(run.plan.method, task, look.median_norm)
             run.stepper.plan = dataclasses.replace(run.plan, method=method)
-            results = race(run, optimizer, task, measuring, median, events[1:])
+            results = race(run, optimizer, task, measuring, look, events[1:])
     finally:
         run.close()
     rate = rule.chosen_rate(results, run.facts.records)
-    found = dataclasses.replace(method, rate=rate, median_norm=median)
+    found = dataclasses.replace(method, rate=rate, median_norm=look.median_norm)
     mechanism = choice.mechanism.model_copy(update={"method": found, "method_options": {}})
-    return Prepared(mechanism, run, _said(run, found, task, measuring, results))
+    return Prepared(mechanism, run, _said(run, found, task, look, measuring, results))
 
 
 def found_before(folder: str | Path, mechanism: Mechanism) -> Mechanism:
@@ -147,24 +145,28 @@ def _as_it_was(model: nn.Module) -> Iterator[None]:
         Generators().load_state_dict(generators)
 
 
-def _said(run: Run, found: Auto, task: Task, measuring: rule.Measuring, results: list[rule.Result]) -> tuple[str, ...]:
+def _said(
+    run: Run, found: Auto, task: Task, look: Look, measuring: rule.Measuring, results: list[rule.Result]
+) -> tuple[str, ...]:
     records, plan = run.facts.records, run.plan
     said = [
         f"learning rate {found.rate:.4g} (Adam's) at the start: found by a race of "
         f"{', '.join(f'{rate:.3g}' for result in results for rate in result.rates)}, whose noised scores were "
         f"{', '.join(f'{score / records:.1%}' for result in results for score in result.scores)} of the records; it may rise, late in the run, "
         f"by up to {math.exp(rule.REACH):.2g} times, and does not fall",
-        f"median norm of the gradients at the first weights: {_shown(found.median_norm)}",
+        f"median norm of the gradients at the first weights: {_shown(look.median_norm)}"
+        + (f"; median loss there: {_shown(look.median_loss)}" if task.kind == "values" else ""),
         "clipping: " + _clips(found),
         task.said,
         _cost(run),
     ]
     few = rule.too_few(measuring, records)
+    far = rule.far_off(look.median_loss)
     if found.median_norm is None:
         said.append(
             "no bin of the histogram stood out of its noise: the first guess of the rate takes the median for 1"
         )
-    return (*said, *([] if few is None or not plan.private else [few]))
+    return (*said, *([] if few is None or not plan.private else [few]), *([] if far is None else [far]))
 
 
 def _cost(run: Run) -> str:

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from clipwise.accounting import Event
 from clipwise.automatic import rule
+from clipwise.automatic.measure import Look, sum_of_rows
 from clipwise.automatic.task import Task
 from clipwise.optim import WeightAverage
 from clipwise.plans import Plan
@@ -28,16 +29,16 @@ from clipwise.types import ClipwiseError
 
 
 def race(
-    run: Run, optimizer: Optimizer, task: Task, measuring: rule.Measuring, median: float | None, events: Sequence[Event]
+    run: Run, optimizer: Optimizer, task: Task, measuring: rule.Measuring, look: Look, events: Sequence[Event]
 ) -> list[rule.Result]:
     """All rounds; `events` has two for each, its steps and its scores, as the plan has them."""
     plan, batches, results = run.plan, run.batches, list[rule.Result]()
     first = {name: value.clone() for name, value in run.model.state_dict().items()}
     for each, steps, scores in zip(measuring.rounds, events[::2], events[1::2], strict=True):
-        rates = rule.race_rates(measuring, median, plan.steps or 0, results)
+        rates = rule.race_rates(measuring, *look, plan.steps or 0, results)
         run.stepper.plan = own = _of_its_own(plan, each, steps)
         run.batches = batches.drawing(own.sampler)
-        sums = [_score_of(run, optimizer, task, rate, each.steps, first) for rate in rates]
+        sums = [_score_of(run, optimizer, task, look, rate, each.steps, first) for rate in rates]
         bound = math.sqrt(len(rates))
         what = f"scores of {len(rates)} learning rates after {each.steps} steps each"
         noised = run.release(torch.tensor(sums, dtype=torch.float64), scores, l2_bound=bound, what=what)
@@ -62,7 +63,9 @@ def _of_its_own(plan: Plan, each: rule.Round, planned: Event) -> Plan:
     return own
 
 
-def _score_of(run: Run, optimizer: Optimizer, task: Task, rate: float, steps: int, first: dict[str, Any]) -> float:
+def _score_of(
+    run: Run, optimizer: Optimizer, task: Task, look: Look, rate: float, steps: int, first: dict[str, Any]
+) -> float:
     """The sum of all records' scores after a few steps from the first weights. Private: it is released by `race` alone."""
     run.model.load_state_dict(first)
     optimizer.state.clear()
@@ -75,26 +78,17 @@ def _score_of(run: Run, optimizer: Optimizer, task: Task, rate: float, steps: in
         average.update()
     run.engine.end_epoch()
     with average.in_place():
-        return total_score(run, task)
+        return total_score(run, task, look)
 
 
-def total_score(run: Run, task: Task) -> float:
+def total_score(run: Run, task: Task, look: Look) -> float:
     """Of all records, each in 0..1 whatever the task says."""
-    modes = [(module, module.training) for module in run.model.modules()]
-    run.model.eval()
-    total = 0.0
-    with torch.no_grad():
-        for batch, records in run.all_records():
-            total += 0.0 if batch.masked else float(bounded(task.scores(records), batch.rows).sum())
-    for module, mode in modes:
-        module.training = mode
-    return total
+    if task.right is not None:
+        return float(sum_of_rows(run, task.right, lambda right: bounded(right).sum()))
+    first = look.median_loss or 1.0
+    return float(sum_of_rows(run, task.row_losses, lambda losses: bounded(rule.score_of_losses(losses, first)).sum()))
 
 
-def bounded(scores: Tensor, rows: int) -> Tensor:
-    """One score a row in 0..1; 0 for one that is no number."""
-    if scores.shape != (rows,):
-        raise ClipwiseError(
-            "the scores of a batch are not one a row; loss= gives (losses, right), both of shape (rows,)"
-        )
-    return scores.double().nan_to_num(0.0, 1.0, 0.0).clamp(0.0, 1.0)
+def bounded(scores: Tensor) -> Tensor:
+    """Each in 0..1; 0 for one that is no number."""
+    return scores.nan_to_num(0.0, 1.0, 0.0).clamp(0.0, 1.0)

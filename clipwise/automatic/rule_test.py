@@ -34,12 +34,22 @@ def test_length_by_effort_and_by_what_is_stated():
 def test_the_median_is_that_of_the_bins_that_stand_out():
     counts = torch.zeros(rule.BINS)
     norms = torch.tensor([0.0, 1e-9, 3.0, 3.0, 3.0, 1e30])
-    for place in rule.histogram_place(norms):
+    for place in rule.histogram_place(norms, rule.NORMS):
         counts[place] += 100
-    found = rule.median_norm(counts.tolist(), 10.0)
+    found = rule.median(counts.tolist(), 10.0, rule.NORMS)
     assert found == 2**1.75  # the middle of the half octave that holds 3.0
-    assert rule.median_norm(counts.tolist(), 1000.0) is None
-    assert rule.median_norm([0.0] * rule.BINS, 0.0) is None
+    assert rule.median(counts.tolist(), 1000.0, rule.NORMS) is None
+    assert rule.median([0.0] * rule.BINS, 0.0, rule.NORMS) is None
+
+
+def test_the_unit_of_a_loss_changes_neither_its_score_nor_the_first_rates():
+    """l and |gradient| in another unit, 4 times as small: both medians are 4 times as large."""
+    losses, plan = torch.tensor([0.0, 0.5, 3.0, 1e30, -1.0]), rule.measuring(1.0, 200)
+    one, other = (rule.score_of_losses(unit * losses, unit * 0.5) for unit in (1.0, 4.0))
+    assert one.tolist() == other.tolist()
+    assert one.tolist() == pytest.approx([1.0, 0.5, 1 / 7, 0.0, 1.0])
+    assert rule.race_rates(plan, 3.0, 0.5, 200, []) == pytest.approx(rule.race_rates(plan, 12.0, 2.0, 200, []))
+    assert rule.race_rates(plan, 3.0, 1.0, 200, []) == rule.race_rates(plan, 3.0, None, 200, [])
 
 
 def test_the_rate_follows_the_scores_and_without_them_stays_in_the_middle():

@@ -1,7 +1,7 @@
-"""What a model learns, as far as the measuring must know it: the losses of a batch, and a score of each row in 0..1.
+"""What a model learns, as far as the measuring must know it: the losses of a batch, and how right each row is where that can be counted.
 
-The score counts right answers where the targets are classes, and is a bounded function of the loss otherwise. Row i of both comes
-from record i alone: of the losses the engine proves it, of the scores it is so because the model treats rows alone, which
+Right answers can be counted where the targets are classes; otherwise rates are compared by the losses of rows. Row i of all of them
+comes from record i alone: of the losses the engine proves it, of the others it is so because the model treats rows alone, which
 the same engine has looked at, and the functions here work row by row.
 """
 
@@ -29,10 +29,14 @@ _REMEDY = (
 )
 
 
+_SCORED = "a record's score is l / (l + loss), with l the released median of the losses at the first weights"
+
+
 class Task(NamedTuple):
     kind: rule.Kind
     losses: Callable[[Any], Tensor]  # of a batch, for the backward pass
-    scores: Callable[[Any], Tensor]  # of a batch: (rows,), in 0..1
+    row_losses: Callable[[Any], Tensor]  # of a batch: (rows,)
+    right: Callable[[Any], Tensor] | None  # of a batch: (rows,), in 0..1; None where the model learns values
     said: str
 
 
@@ -53,13 +57,15 @@ def of_outputs(model: nn.Module, compare: Compare, loader: DataLoader[Any]) -> T
             "targets (y.float()) to learn a value"
         )
 
-    def scores(batch: Any) -> Tensor:
-        output, target = of(batch)
-        return right(output, target) if classes else rule.score_of_losses(_by_row(rows, output, target))
-
     name = str(compare) if isinstance(compare, Loss) else getattr(compare, "__name__", "of your own")
-    said = f"loss {name}; {'right answers are counted' if classes else 'scores are exp(-loss) of a record'}"
-    return Task("classes" if classes else "values", lambda batch: rows(*of(batch)), scores, said)
+    said = f"loss {name}; {'right answers are counted' if classes else _SCORED}"
+    return Task(
+        "classes" if classes else "values",
+        lambda batch: rows(*of(batch)),
+        lambda batch: _by_row(rows, *of(batch)),
+        (lambda batch: right(*of(batch))) if classes else None,
+        said,
+    )
 
 
 def of_batches(model: nn.Module, loss: OfBatch, loader: DataLoader[Any]) -> Task:
@@ -75,11 +81,9 @@ def of_batches(model: nn.Module, loss: OfBatch, loader: DataLoader[Any]) -> Task
     def losses(batch: Any) -> Tensor:
         return loss(model, batch)[0] if counts else loss(model, batch)
 
-    def scores(batch: Any) -> Tensor:
-        return loss(model, batch)[1] if counts else rule.score_of_losses(loss(model, batch))
-
-    said = f"loss= as given; {'what it counts as right is' if counts else 'exp(-loss) of a record is'} its score"
-    return Task("classes" if counts else "values", losses, scores, said)
+    said = f"loss= as given; {'what it counts as right is its score' if counts else _SCORED}"
+    right = (lambda batch: loss(model, batch)[1]) if counts else None
+    return Task("classes" if counts else "values", losses, losses, right, said)
 
 
 def inferred(model: nn.Module, loader: DataLoader[Any]) -> Task:
@@ -96,7 +100,7 @@ def inferred(model: nn.Module, loader: DataLoader[Any]) -> Task:
     try:
         with evaluating(model):
             task.losses(batch)
-            task.scores(batch)
+            task.row_losses(batch)
     except (BadArgument, RuntimeError, TypeError, AttributeError) as error:
         raise BadArgument(
             f"loss=None: {loss} was tried, because targets are {targets.dtype}, and does not fit the model's output ({error}); {_REMEDY}"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -28,19 +29,20 @@ def caught(only=ONE):
     return {finding.check for finding in audit.failures}
 
 
-def test_j_from_raw_norms(monkeypatch):
+@pytest.mark.parametrize("which", ["median_norm", "median_loss"])
+def test_a_median_of_raw_numbers(monkeypatch, which):
     raw = []
     plain = measure.histogram
-    monkeypatch.setattr(measure, "histogram", lambda norms: (raw.extend(norms.tolist()), plain(norms))[1])
-    plain_median = measure.median_norm
+    monkeypatch.setattr(measure, "histogram", lambda norms, bins: (raw.extend(norms.tolist()), plain(norms, bins))[1])
+    plain_look = measure.first_look
 
-    def median_norm(*args):
+    def first_look(*args):
         raw.clear()
-        plain_median(*args)
+        look = plain_look(*args)
         finite = [norm for norm in raw if math.isfinite(norm)]
-        return float(torch.tensor(finite).median())
+        return look._replace(**{which: float(torch.tensor(finite).median())})
 
-    monkeypatch.setattr("clipwise.automatic.prepare.median_norm", median_norm)
+    monkeypatch.setattr("clipwise.automatic.prepare.first_look", first_look)
     assert "post-processing" in caught(("1000 u", "1e-30 u"))
 
 
@@ -73,7 +75,7 @@ def test_a_measurement_that_is_charged_after_its_noise(monkeypatch):
 
 
 def test_scores_from_raw_losses(monkeypatch):
-    monkeypatch.setattr(race, "bounded", lambda scores, rows: scores.double().nan_to_num(0.0))  # noqa: ARG005
+    monkeypatch.setattr(race, "bounded", lambda scores: scores.nan_to_num(0.0))
     assert "covered" in caught()
 
 
@@ -103,7 +105,12 @@ def test_batches_of_the_race_at_another_rate_than_is_charged(monkeypatch):
 
 def test_two_entries_a_record_in_the_histogram(monkeypatch):
     plain = measure.histogram
-    monkeypatch.setattr(measure, "histogram", lambda norms: plain(norms) + plain(2 * norms))
+    monkeypatch.setattr(measure, "histogram", lambda norms, bins: plain(norms, bins) + plain(2 * norms, bins))
+    assert "covered" in caught()
+
+
+def test_losses_in_a_second_histogram_at_the_price_of_one(monkeypatch):
+    monkeypatch.setattr(measure, "math", SimpleNamespace(sqrt=lambda _: 1.0))
     assert "covered" in caught()
 
 
