@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from clipwise.devices import with_generators
 from clipwise.norms.influence import Runs, grown, mixing, refuse_influence, refuse_padding
 from clipwise.norms.kernel import Kernel
 from clipwise.norms.layers.registry import NotByRule
@@ -192,7 +193,7 @@ def probe(
     seed: int = 0,
 ) -> Found:
     """`attempt(units, look, *args, **kwargs)` calls the model with its units replaced. `seed`: of what is drawn in this look."""
-    devices = {p.device for p in parameters if p.is_cuda}
+    devices = with_generators(parameters)
 
     def settle(cuts: list[int | None]) -> tuple[Found, list[str]]:
         call = _Call(args, kwargs, cuts, padding)

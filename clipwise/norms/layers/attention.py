@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from clipwise.devices import policy
 from clipwise.norms.layers.linear import LINEAR
 from clipwise.norms.layers.registry import Tap, layer
 from clipwise.types import Unsupported
@@ -50,7 +51,7 @@ def attention(
     causal = is_causal and key_padding_mask is None and not need_weights
     mask = _merged(None if causal else attn_mask, key_padding_mask, q, k.shape[2])
     dropout = module.dropout if module.training else 0.0
-    if need_weights or (dropout and q.device.type == "cpu"):
+    if need_weights or (dropout and policy(q.device).plain_attention):
         # Plain matrix products follow, which would copy tensors of these strides in both passes.
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     weights = None
