@@ -55,7 +55,7 @@ def attention(
     )
     more = k.shape[2] - key.shape[1 - rows_dim]
     causal = is_causal and key_padding_mask is None and not need_weights
-    mask = _merged(*(_open(m, more) for m in (None if causal else attn_mask, key_padding_mask)), q, k.shape[2])
+    mask = _merged(_open(None if causal else attn_mask, more), _open(key_padding_mask, more), q, k.shape[2])
     dropout = module.dropout if module.training else 0.0
     if need_weights or (dropout and q.device.type == "cpu"):
         # Plain matrix products follow, which would copy tensors of these strides in both passes.
