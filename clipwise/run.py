@@ -248,7 +248,6 @@ class Run:
             parameters,
             loss_reduction=loss_reduction,
             loss_declared=loss_declared,
-            by_rule=self.mechanism.seed is not None,  # a run that is to be repeated must not depend on a clock
             generic=self.performance.engine == "generic",
             own_loss=own_loss(self.model, loss_reduction),
             batch_dim=batch_dim,

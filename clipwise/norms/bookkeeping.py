@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_flatten
 
+from clipwise.devices import refuse_without_wide_type, with_generators
 from clipwise.norms.choice import Chooser
 from clipwise.norms.influence import grown
 from clipwise.norms.kernel import HALF, PER_EXAMPLE, Call, Direct, Kernel, widened_for
@@ -54,10 +55,6 @@ from clipwise.norms.watch import Members, Watch
 from clipwise.randomness import held, seed_all
 from clipwise.types import LoopMisuse, Padding, Unsupported
 
-# Bytes of a layer and physical batch: beyond it gradients are not stored where there is a choice. glibc takes blocks above
-# 32 MB from the system every time anew; 24 stood here before 28, and no timing of either was kept.
-DIRECT_BYTES = 28 * 2**20
-
 
 class Bookkeeping:
     """`open(rows)`, the user's forward and backward, `close()`: one physical batch."""
@@ -69,7 +66,6 @@ class Bookkeeping:
         *,
         loss_reduction: str,
         loss_declared: str | None = None,
-        by_rule: bool = False,
         generic: bool = False,
         own_loss: Any = None,
         batch_dim: int | None = None,
@@ -79,11 +75,12 @@ class Bookkeeping:
         comparison. `own_loss` makes the loss of a model that computes its own (own_loss.py). `batch_dim` is the user's word for the
         dimension of the model's arguments that has the records, where shapes could mean two."""
         refuse_mixing_layers(model)
+        refuse_without_wide_type(parameters.values())
         self._model = model
         self._names = {id(p): name for name, p in parameters.items()}
         self._parameters = list(parameters.values())
         self.loss = LossProof(loss_reduction, loss_declared)
-        self._chooser = Chooser(by_rule=by_rule, max_direct_bytes=DIRECT_BYTES)
+        self._chooser = Chooser()
         self._notify = notify
         self._own_loss, self._batch_dim = own_loss, batch_dim
         self._units = [Unit("", model, None)] if generic else find_units(model, self._names)
@@ -114,17 +111,19 @@ class Bookkeeping:
         self._hooks: list[Any] = []
 
     @property
-    def ways(self) -> dict[str, str]:
-        """Which way to the norms was chosen for which kind of call. Another engine may be told to `repeat` them."""
-        return self._chooser.ways
-
-    def repeat(self, ways: Mapping[str, str]) -> None:
-        self._chooser.repeat(ways)
-
-    @property
     def parameters(self) -> list[nn.Parameter]:
         """The trainable parameters, in the order of the tape's sums."""
         return self._parameters
+
+    @property
+    def units(self) -> list[Unit]:
+        """What is tapped, and how; as the last look at the model settled it."""
+        return list(self._units)
+
+    @property
+    def used(self) -> set[int]:
+        """Ids of the parameters that forward passes of the open batch have used."""
+        return set() if self._pass is None else set(self._pass.uses)
 
     # -- in and out of the model ---------------------------------------------------------------------------------------
 
@@ -254,7 +253,7 @@ class Bookkeeping:
         """The model as it was: nothing is recorded, all that it holds is put back, and it draws alike every time."""
         state = State(self._model)
         witness = None if self._pass is None else self._pass.witness
-        with held({p.device for p in self._parameters if p.is_cuda}), torch.no_grad():
+        with held(with_generators(self._parameters)), torch.no_grad():
             seed_all(0)
             if witness is not None:
                 witness.pause(())
@@ -476,7 +475,7 @@ class Bookkeeping:
         # What is measured and summed must not be rounded to half precision again, or the bound would not hold.
         p = next(iter(call.params.values()))
         b, saved = widened_for(p, b), tuple([widened_for(p, s) for s in saved])
-        with exact_products(b.device.type):
+        with exact_products(b.device):
             if shared:
                 current.add_shared(call, call.kernel.direct(call, saved, b))
             else:

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from clipwise.norms.ragged import Cut, Row, leaves_of
 from clipwise.norms.small_batch import Args, Kwargs, broken, far, first, huge, is_float, second, short
 from clipwise.norms.state import Leaf, State, alike
-from clipwise.randomness import COINS, Calm, drawn_since, seed_all
+from clipwise.randomness import COINS, OF_TORCH, Calm, drawn_since, seed_all
 from clipwise.types import Padding, Unsupported
 
 _OF_VALUES = (ValueError, IndexError, RuntimeError, AssertionError)
@@ -77,7 +77,7 @@ class Runs:
             out = self._attempt(*with_, *args, **kwargs)
         self.drawn = drawn_since(seed) | ({"its own"} if self.state.has_generators else set())
         if mode is not None:  # which knows better what torch's generators were asked for
-            self.drawn = self.drawn - {"torch", "cuda"} | mode.drawn
+            self.drawn = self.drawn - OF_TORCH | mode.drawn
         out = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, out)  # a buffer may be put back in place
         self.left = self.state.moved()
         if not again and not calm and draw == 0:

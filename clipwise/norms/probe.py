@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from clipwise.devices import with_generators
 from clipwise.norms.influence import Runs, grown, mixing, refuse_influence, refuse_padding
 from clipwise.norms.kernel import Kernel
 from clipwise.norms.layers.registry import NotByRule
@@ -197,7 +198,7 @@ def probe(
 ) -> Found:
     """`attempt(units, look, *args, **kwargs)` calls the model with its units replaced. `seed`: of what is drawn in this look.
     `batch_dim`: the user's word for where the rows are; `bags`: arguments in which they have no dimension (ragged.py)."""
-    devices = {p.device for p in parameters if p.is_cuda}
+    devices = with_generators(parameters)
 
     def settle(cuts: list[Cut]) -> tuple[Found, list[str]]:
         call = _Call(args, kwargs, cuts, padding)

@@ -77,7 +77,7 @@ def _disagreement(
         loss = _loss(model(*case.row(inputs, i)), case.batch_dim)
         grads = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
         each.append([torch.zeros_like(p) if g is None else g for p, g in zip(named.values(), grads, strict=True)])
-    engine = Bookkeeping(model, named, loss_reduction="sum", by_rule=True, batch_dim=batch_dim, notify=notify)
+    engine = Bookkeeping(model, named, loss_reduction="sum", batch_dim=batch_dim, notify=notify)
     engine.install()
     try:
         engine.open(case.rows)

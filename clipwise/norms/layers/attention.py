@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from clipwise.devices import policy
 from clipwise.norms.kernel import PER_EXAMPLE
 from clipwise.norms.layers.linear import LINEAR
 from clipwise.norms.layers.registry import Tap, layer
@@ -57,7 +58,7 @@ def attention(
     causal = is_causal and key_padding_mask is None and not need_weights
     mask = _merged(_open(None if causal else attn_mask, more), _open(key_padding_mask, more), q, k.shape[2])
     dropout = module.dropout if module.training else 0.0
-    if need_weights or (dropout and q.device.type == "cpu"):
+    if need_weights or (dropout and policy(q.device).plain_attention):
         # Plain matrix products follow, which would copy tensors of these strides in both passes.
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     weights = None
