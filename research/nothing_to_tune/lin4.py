@@ -83,7 +83,7 @@ def main():
             row[k + "_se"] = [round(float(a), 2) for a in x.std(0) / math.sqrt(len(seeds))]
         with (RESULTS / "lin4.jsonl").open("a") as f:
             f.write(json.dumps(row) + "\n")
-        print(name, task.n, eps, sys.argv[4], f"J {J:.3g} G {G:.3g} s {s:.3g} D {D} snr {G / (D * s * s):.3g}", "| last", row["last"], "| p8", row["p8"], "| p3", row["p3"], f"se {row['p8_se'][2]} {time.time() - start:.0f}s", flush=True)
+        print(name, task.n, eps, sys.argv[4], f"J {J:.3g} G {G:.3g} s {s:.3g} D {D} snr {G / (D * s * s):.3g}", "| last", row["last"], "| p8", row["p8"], "| p3", row["p3"], f"se {row['p8_se'][0]} {time.time() - start:.0f}s", flush=True)
 
 
 if __name__ == "__main__":

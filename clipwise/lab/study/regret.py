@@ -92,9 +92,9 @@ def places(asked: Mapping[str, Any], cells: Sequence[Cell]) -> list[Place]:
 
 
 def cross_fitted(grid: Sequence[Cell]) -> Fitted | None:
-    """Leave one seed out: picked by the mean over the others, scored on it. Seeds that less than a third of the settings have do not count."""
+    """Leave one seed out: picked by the mean over the others, scored on it. Seeds that less than a quarter of the settings have do not count."""
     runs = [dict(zip(cell.seeds, cell.accuracies, strict=True)) for cell in grid]
-    seeds = [s for s in dict.fromkeys(s for run in runs for s in run) if 3 * sum(s in run for run in runs) >= len(runs)]
+    seeds = [s for s in dict.fromkeys(s for run in runs for s in run) if 4 * sum(s in run for run in runs) >= len(runs)]
     whole = [run for run in runs if all(s in run for s in seeds)]
     if len(seeds) < 2 or len(whole) < 2:
         return None
