@@ -709,3 +709,11 @@ def test_a_run_says_in_one_sentence_what_held_it_back():
         "limited by noise" in line
         for line in clipwise.fit(network(), records(), **{**SHORT, "epsilon": 0.1}).statement.automatic
     )
+
+
+def test_inputs_that_are_too_small_to_matter_are_said():
+    whole = records()
+    x, y = whole.tensors
+    for scale, said in ((0.01, True), (3.0, False)):
+        done = clipwise.fit(network(), TensorDataset(scale * x, y), **{**SHORT, "epsilon": 8.0})
+        assert any("Scale inputs" in line for line in done.statement.automatic) is said

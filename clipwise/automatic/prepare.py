@@ -164,7 +164,7 @@ def _said(
     notes = (
         None if not plan.private else few,
         rule.far_off(look.median_loss),
-        rule.small_inputs(task.kind, look.median_norm),
+        rule.small_inputs(look.median_norm, task.blank_norm),
     )
     if found.median_norm is None:
         said.append(

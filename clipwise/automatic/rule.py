@@ -73,9 +73,7 @@ PRIOR = 1.5  # in log rate: how far from its middle the race may lead where the 
 SOFTNESS = 0.01  # of a score a record: rates this close are as good as each other
 NOISES = 3.0  # ... or so many standard deviations of the scores' noise
 FAR = 100.0  # median loss of values at the first weights: squared, targets are ten away from outputs; y gave 0.9 of R^2, 100 + 30 y 0.8
-BIAS_ALONE = (
-    1.0  # median norm: no gradient of a last bias is longer where classes are guessed alike; digits x 0.01 has 0.84
-)
+HARDLY = 2**0.25  # longer than the gradient of a blank input: as far as the bin of a median can be wrong
 TELLING = 0.05  # of a score a record: with more noise than this the race says little, and the run says so
 
 # -- the training
@@ -162,14 +160,13 @@ def too_few(plan: Measuring, records: int) -> str | None:
     )
 
 
-def small_inputs(kind: Kind, median_norm: float | None) -> str | None:
-    """That gradients are as short as those of a last layer's bias alone, or None. With classes that are guessed alike this bias has
-    a gradient of length sqrt(1 - 1 / classes), 0.71 to 1, whatever the inputs are."""
-    if kind == "values" or median_norm is None or median_norm > BIAS_ALONE:
+def small_inputs(median_norm: float | None, blank_norm: float | None) -> str | None:
+    """That gradients are hardly longer than that of an input which is all zeros (of `Task.blank_norm`, public), or None."""
+    if median_norm is None or blank_norm is None or median_norm > HARDLY * blank_norm:
         return None
     return (
-        f"half of the gradients at the first weights are shorter than about {median_norm:.2g}, hardly more than what the bias of the last layer "
-        "has alone: inputs much smaller than 1 do that, and then train slowly if at all. If yours are, scale them to about 1 by public figures"
+        f"half of the gradients at the first weights are shorter than about {median_norm:.2g}, and an input of zeros alone has {blank_norm:.2g}: the "
+        "biases take most of each gradient, and what depends on the inputs trains slowly if at all. Scale inputs to about 1 by public figures"
     )
 
 

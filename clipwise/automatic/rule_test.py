@@ -60,10 +60,11 @@ def test_the_first_guess_of_a_linear_model_goes_with_one_over_its_norms():
     assert rule.first_guess(None, None, 100, linear=True) == rule.first_guess(1.0, None, 100, linear=False)  # not seen
 
 
-def test_gradients_of_a_bias_alone_are_said():
-    assert "scale them" in (rule.small_inputs("classes", 2**-0.25) or "")  # the half octave that holds 0.95
-    assert rule.small_inputs("classes", 2**0.25) is None
-    assert rule.small_inputs("values", 0.01) is None
+def test_gradients_that_are_hardly_longer_than_those_of_a_blank_input_are_said():
+    assert "Scale inputs" in (rule.small_inputs(1.3, 1.2) or "")
+    assert rule.small_inputs(3.8, 1.2) is None
+    assert rule.small_inputs(None, 1.2) is None
+    assert rule.small_inputs(1.0, None) is None
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,9 @@ class Task(NamedTuple):
     right: Callable[[Any], Tensor] | None  # of a batch: (rows,), in 0..1; None where the model learns values
     said: str
     linear: bool = False  # whether outputs are linear in the parameters that are trained: a public fact of the model
+    blank_norm: float | None = (
+        None  # of the gradient at an input of zeros and the first class: another; None where that says nothing
+    )
 
 
 def of_outputs(model: nn.Module, compare: Compare, loader: DataLoader[Any]) -> Task:
@@ -61,7 +64,8 @@ def of_outputs(model: nn.Module, compare: Compare, loader: DataLoader[Any]) -> T
         )
 
     name = str(compare) if isinstance(compare, Loss) else getattr(compare, "__name__", "of your own")
-    linear = is_linear(model, loader.collate_fn([loader.dataset[0]])[0].to(device))
+    inputs = loader.collate_fn([loader.dataset[0]])[0].to(device)
+    linear = is_linear(model, inputs)
     said = f"loss {name}; {'right answers are counted' if classes else _SCORED}"
     said += "; outputs are linear in what is trained" if linear else ""
     return Task(
@@ -71,6 +75,7 @@ def of_outputs(model: nn.Module, compare: Compare, loader: DataLoader[Any]) -> T
         (lambda batch: right(*of(batch))) if classes else None,
         said,
         linear,
+        blank_norm(model, rows, inputs, target) if classes and inputs.is_floating_point() else None,
     )
 
 
@@ -134,6 +139,18 @@ def is_linear(model: nn.Module, like: Tensor) -> bool:
         return float((back + there - 2 * here).norm()) <= _BEND * float((there - back).norm())
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):  # a model that takes more than this
         return False
+
+
+def blank_norm(model: nn.Module, rows: Compare, inputs: Tensor, target: Tensor) -> float | None:
+    """Length of the gradient of a made record: inputs of zeros, and the first class. None where that cannot be tried."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    try:
+        with evaluating(model), torch.enable_grad():
+            loss = rows(model(torch.zeros_like(inputs)), torch.zeros_like(target)).sum()
+            found = [g for g in torch.autograd.grad(loss, trained, allow_unused=True) if g is not None]
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
+        return None
+    return float(torch.cat([g.flatten() for g in found]).norm()) if found else None
 
 
 def right(output: Tensor, target: Tensor) -> Tensor:
