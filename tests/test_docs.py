@@ -43,6 +43,13 @@ def test_the_adversarial_loop_of_the_docs_runs():
     assert "private.outside() was used" in names["private"].statement().to_markdown()
 
 
+@pytest.mark.parametrize("page", ["from_tf_privacy.md", "from_jax_privacy.md"])
+def test_the_loop_of_a_page_for_who_comes_from_elsewhere_runs(page, capsys):
+    (code,) = blocks(ROOT / "docs" / page)
+    exec(compile(code, page, "exec"), {"__name__": "page"})
+    assert re.match(r"epsilon \d+\.\d{3} at delta 1e-05", capsys.readouterr().out)
+
+
 def test_the_loop_of_the_page_for_who_comes_from_opacus_runs(capsys):
     (code,) = blocks(ROOT / "docs" / "from_opacus.md")
     exec(compile(code, "from_opacus.md", "exec"), {"__name__": "page"})
@@ -54,11 +61,15 @@ def test_the_loops_of_the_page_on_hugging_face_run(capsys, tmp_path, monkeypatch
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     monkeypatch.chdir(tmp_path)
-    codes = blocks(ROOT / "docs" / "hugging_face.md")
+    *codes, of_trl = blocks(ROOT / "docs" / "hugging_face.md")
     assert len(codes) == 2
     for code in codes:
         exec(compile(code, "hugging_face.md", "exec"), {"__name__": "page"})
         assert "one class a record" in capsys.readouterr().out
+    pytest.importorskip("trl")
+    monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
+    exec(compile(of_trl, "hugging_face.md", "exec"), {"__name__": "page"})
+    assert "one loss a pair" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

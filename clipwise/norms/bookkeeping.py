@@ -115,6 +115,16 @@ class Bookkeeping:
         """The trainable parameters, in the order of the tape's sums."""
         return self._parameters
 
+    @property
+    def units(self) -> list[Unit]:
+        """What is tapped, and how; as the last look at the model settled it."""
+        return list(self._units)
+
+    @property
+    def used(self) -> set[int]:
+        """Ids of the parameters that forward passes of the open batch have used."""
+        return set() if self._pass is None else set(self._pass.uses)
+
     # -- in and out of the model ---------------------------------------------------------------------------------------
 
     def install(self) -> None:
