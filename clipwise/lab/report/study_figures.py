@@ -134,7 +134,8 @@ def _pictures(about: About, option: str, lines: Sequence[_Line]) -> list[Figure]
         for method in dict.fromkeys(r["method"] for r in moved):
             own = [r for r in moved if r["method"] == method]
             by_x = {x: _accuracies(r for r in own if _given(option, r) == x) for x in at}
-            series.append(Series(method, tuple(_point(x, some) for x, some in by_x.items() if some)))
+            theirs = _published(about, option, own, at_)
+            series.append(Series(method, tuple(_point(x, some) for x, some in by_x.items() if some), published=theirs))
         for variant in dict.fromkeys(r["variant"] for r in here if _given(option, r) is None):
             level = statistics.fmean(_accuracies(r for r in here if r["variant"] == variant))
             series.append(Series(variant, tuple(Point(x, level) for x in at), dashed=True, marked=False))
@@ -153,6 +154,13 @@ def _pictures(about: About, option: str, lines: Sequence[_Line]) -> list[Figure]
             )
         )
     return figures
+
+
+def _published(about: About, option: str, lines: Sequence[_Line], at: float | None) -> tuple[Point, ...]:
+    """The source's own figures for these runs, where it has one, by the option."""
+    column = f"{at:g}" if at is not None else ""
+    known = {_given(option, r): about.published.get(r["variant"], {}).get(column) for r in lines}
+    return tuple(Point(x, y / 100) for x, y in sorted(known.items()) if x is not None and y is not None)
 
 
 def _asked(option: str, line: _Line) -> Any:
