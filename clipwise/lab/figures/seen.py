@@ -42,24 +42,26 @@ def seen_figures(data: str = "mnist", steps: Sequence[int] = STEPS) -> list[Figu
         found = expected_error(torch.tensor(THRESHOLDS, dtype=torch.float64), shares, norms, variance)
         errors.append(_series(step, found.tolist()))
         cosines.append(_series(step, [_cosine(gradients, c, noise, step) for c in THRESHOLDS]))
-    where = f"{data}, 26k CNN, epsilon {EPSILON:g}"
+    where = f"{data}, 26k CNN, fixed C = 1, epsilon {EPSILON:g}, one batch of {BATCH}"
     return [
         Figure(
             name="dc-sgd-figure-4",
-            title=f"DC-SGD, Figure 4: expected squared error by threshold ({where})",
+            title="DC-SGD, Figure 4: expected squared error by threshold",
             x_label="threshold",
             y_label="expected squared error",
             series=tuple(errors),
             x_log=True,
             y_log=True,
+            note=where,
         ),
         Figure(
             name="oso-dpsgd-figure-1",
-            title=f"OSO-DPSGD, Figure 1: noised against true gradient ({where})",
+            title="OSO-DPSGD, Figure 1: noised against true gradient",
             x_label="threshold",
             y_label="cosine similarity",
             series=tuple(cosines),
             x_log=True,
+            note=where,
         ),
     ]
 
