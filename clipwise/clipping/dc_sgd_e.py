@@ -59,7 +59,7 @@ def best_threshold(shares: Tensor, middles: Tensor, noise: float, start: float) 
     for _ in range(ROUNDS):
         candidates = torch.arange(1, 21, dtype=torch.float64) * (best / 10)
         place = int(expected_error(candidates, shares, middles, noise).argmin())
-        best = float(candidates[place])
+        best = (place + 1) * (best / 10)
         if place not in (0, 19):
             break
     return best
