@@ -80,7 +80,7 @@ def _take_out(private: Private, like: bookkeeping.Bookkeeping) -> None:
     engine._replace_forwards()
     for name in ("_watch", "_held_back"):
         setattr(engine, name, _Nothing())
-    for name in ("_refuse_gradient", "_note_outputs"):
+    for name in ("_refuse_gradient", "_note_outputs", "_refuse_changed_model"):
         setattr(engine, name, _nothing)
     engine._is_new = lambda *_: False
     engine._members = mock.Mock(unchanged=lambda: True)
