@@ -160,7 +160,7 @@ class LossProof:
             self._hear_words(reached)
             self._set_scale(batch, float(batch.rows) if self.reduction == "mean" else 1.0)
             self._verify(batch, (self.reduction, *reached.signature), values)
-            self._hear_witness(batch, roots)
+            self._hear_witness(batch, roots, proved=walked is not None)
             if constant_of(reached.roots[0][1]) == 1:
                 self._certify(batch, reached, walked, of_rows=False)
 
@@ -189,7 +189,7 @@ class LossProof:
             walked = self._refuse_shared(batch, reached)
             edge = reached.roots[0][0]
             self._verify(batch, ("rows", *reached.signature), [Row(edge, (batch.rows,), Rows(0))])
-            self._hear_witness(batch, [losses])
+            self._hear_witness(batch, [losses], proved=walked is not None)
             self._certify(batch, reached, walked, of_rows=True)
 
     def _refuse_shape(self, batch: Any, losses: Any) -> None:
@@ -236,13 +236,13 @@ class LossProof:
         for words in reached.words:
             self._forms[words] = None
 
-    def _hear_witness(self, batch: Any, roots: Sequence[Any]) -> None:
+    def _hear_witness(self, batch: Any, roots: Sequence[Any], *, proved: bool) -> None:
         witness = batch.witness
         if witness is None or self._witnessed:
             return
         if witness.used is not None:
             raise self._refusal(Unknown("a number in it was read from the records of the batch"))
-        found = witness.finds_mixing(roots, self._generator)
+        found = witness.finds_mixing(roots, self._generator, proved=proved)
         if found:
             raise self._refusal(
                 NotRowWise(
