@@ -57,9 +57,9 @@ LOSSES = {
 ROWS = (2, 3, 4, 6, 12)
 
 
-def graph(proof, loss, rows):
+def graph(proof, loss, rows, dtype=torch.float32):
     batch = Batch(proof, rows)
-    a = torch.linspace(0.1, 1, rows * T).view(rows, T).requires_grad_() * 1
+    a = torch.linspace(0.1, 1, rows * T, dtype=dtype).view(rows, T).requires_grad_() * 1
     mark(a, batch, 0)
     return loss(a)
 
@@ -105,3 +105,9 @@ def test_outputs_of_another_batch_are_not_known():
     old = graph(proof, LOSSES["mean"], 6)
     Batch(proof, 6)  # begins
     assert not proof.is_known(old, torch.ones(()))
+
+
+def test_the_same_loss_in_half_precision_is_not_known():
+    proof = LossProof("mean", None)
+    assert passes(proof, LOSSES["softmax"], 6)
+    assert not proof.is_known(graph(proof, LOSSES["softmax"], 6, torch.bfloat16), torch.ones(()))
