@@ -108,6 +108,7 @@ class LossProof:
     def __init__(self, reduction: str, declared: str | None):
         self.reduction, self.declared = reduction, declared
         self._numbers: dict[tuple[str, ...], tuple[float, ...]] = {}  # by the graph's signature
+        self._unproved = 0  # passes from row losses that the graph did not prove
         self._verified: set[tuple[str, ...]] = set()
         self._generator = torch.Generator().manual_seed(0)  # of gradients that are sent and forgotten
         self._forms: dict[str, None] = {}  # in order
@@ -186,8 +187,14 @@ class LossProof:
             )
         self._hear_words(reached)
         if batch.rows > 1:
-            walked = self._refuse_shared(batch, reached)
+            walked, mixes = self._refuse_shared(batch, reached)
             edge = reached.roots[0][0]
+            if (
+                walked is None
+            ):  # the gradients alone speak for it, and the next graph of these operations may do something else
+                self._unproved += 1
+                if mixes or self._unproved & (self._unproved - 1) == 0:
+                    self._verified.discard(("rows", *reached.signature))
             self._verify(batch, ("rows", *reached.signature), [Row(edge, (batch.rows,), Rows(0))])
             self._hear_witness(batch, [losses], proved=walked is not None)
             self._certify(batch, reached, walked, of_rows=True)
@@ -211,26 +218,28 @@ class LossProof:
                 f"changed. {advice}"
             )
 
-    def _refuse_shared(self, batch: Any, reached: Reached) -> Walk | None:
-        """As much as the graph tells: a loss over a figure of the whole batch keeps rows apart, and is none of theirs alone."""
+    def _refuse_shared(self, batch: Any, reached: Reached) -> tuple[Walk | None, bool]:
+        """As much as the graph tells: a loss over a figure of the whole batch keeps rows apart, and is none of theirs alone. The
+        proof, if there is one; and whether the graph looks as if it mixed rows."""
         try:
             walked = walk(reached, batch, batch.rows)
             terms = walked.total.terms
             if any(term.suspect for term in terms):
                 raise Shared("a tensor that all rows share scales them, and may have been counted from the batch")
             _refuse_lengths(batch, terms)
-            return walked
+            return walked, False
         except (Shared, Hooked, Length) as problem:
             if self.declared != ROW_WISE:
                 raise self._refusal(problem) from None
-        except (NotRowWise, Unknown):
+            return None, False
+        except (NotRowWise, Unknown) as problem:
             # The gradients themselves decide, but for a length of the batch that they cannot show.
             shapes = [reached.shape(edge) for edge, _ in _own(reached, batch)]
             if self.declared != ROW_WISE and any(size in batch.lengths for shape in shapes for size in shape):
                 raise self._refusal(
                     Length("what it does with outputs as long as the longest record cannot be told")
                 ) from None
-        return None
+            return None, isinstance(problem, NotRowWise)
 
     def _hear_words(self, reached: Reached) -> None:
         for words in reached.words:
