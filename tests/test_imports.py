@@ -37,6 +37,7 @@ LAYERS = (
         "ranks",
         "proportion",
         "modes",
+        "prepared",
     ),
     ("mechanism", "checkpoint", "guards", "losses"),
     STAGES,
@@ -56,7 +57,7 @@ LAYERS = (
     ("lab.tuning",),
     ("lab.study",),
     ("lab.report",),
-    ("lab.fairness", "lab.watch"),
+    ("lab.fairness", "lab.watch", "lab.figures"),
     ("cli",),
     ("__main__",),
 )
