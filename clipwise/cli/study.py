@@ -126,8 +126,8 @@ def _list(own: Path | None, as_json: bool) -> None:
     found = []
     for path in files:
         whole, short = (read_study(path, quick=quick, check=False) for quick in (False, True))
-        about = whole.about(f"clipwise study {path.stem if own is None else own}")
-        facts = {name: getattr(about, name) for name in _LISTED}
+        facts = {name: getattr(whole, name) for name in _LISTED}
+        facts["command"] = f"clipwise study {path.stem if own is None else own}"
         found.append({"file": str(path), **facts, "runs": len(whole.trials), "quick_runs": len(short.trials)})
     if as_json:
         output.print_json(found)
@@ -137,7 +137,7 @@ def _list(own: Path | None, as_json: bool) -> None:
         _print_lines(found, own)
 
 
-_LISTED = ("title", "source", "differs", "tuning_cost", "tuning", "minutes", "command")
+_LISTED = ("title", "source", "differs", "tuning_cost", "tuning", "minutes")
 
 
 def _print_lines(found: list[dict[str, Any]], own: Path | None) -> None:
