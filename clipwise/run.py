@@ -40,6 +40,7 @@ from clipwise.plans import Counted, Facts, Phase, Plan, check_delta
 from clipwise.ranks import World, at_rest, unwrapped
 from clipwise.resuming import check_resume, open_ledger, plan_fingerprint, with_what_is_left
 from clipwise.sampling import PhysicalBatch, PoissonSampler, SampledLoader, check_collate, check_loader
+from clipwise.shards import Shards
 from clipwise.state import Generators, Part, RunState, StepState, content_fingerprint, data_fingerprint
 from clipwise.statement import Statement
 from clipwise.step import Engine, State, Stepper, initial_state, private_step
@@ -90,6 +91,7 @@ class Run:
         self._notes, self._kept_in = list[str](), set[Path]()
         self.automatic: list[str] = []  # what was found or chosen by rule, in words for the statement
         self.resumed, self._prepared = resume is not None, tuple(prepared)
+        self._shards = Shards(model, parameters, self.world)
         engine = self._engine(parameters, loss_reduction, loss_declared, notify)
         collated = check_collate(loader, pad_to=pad_to) if mechanism.private else None
         self._measures = before is not None and follows is None and resume is None
@@ -98,6 +100,11 @@ class Run:
         self._saved = None if resume is None else Checkpoints(resume).newest(notify)
         plan, self.facts = self._planned(facts, ledger, books, before, follows)
         guards.check_groups(plan.method.name, plan.method.needs_groups, groups)
+        self._shards.refuse(
+            "epsilon=inf (a run without privacy)" if not plan.private else None,
+            f"method={plan.method.name!r}, which looks at the whole gradient" if 0 in _widths(plan) else None,
+            "resume" if resume is not None else None,
+        )
         self._data = data_fingerprint(loader.dataset, mechanism.seed)
         self._begin_alike(facts, parameters, loader)
         if resume is not None:
@@ -112,7 +119,7 @@ class Run:
                 plan = with_what_is_left(plan, mechanism, self.facts, book, self._saved.step)
             self._assemble(plan, engine, book, optimizer, loader, collated, groups)
         self.parts = RunState(model=model, optimizer=optimizer, step=StepState(self.stepper), generators=Generators())
-        self._closing: list[Callable[[], None]] = [at_rest(wrapper)]
+        self._closing: list[Callable[[], None]] = [at_rest(wrapper), self._shards.rest]
         self._claim = guards.Claim(model, parameters, optimizer, self.close)
 
     def _assemble(
@@ -143,6 +150,7 @@ class Run:
             optimizer=optimizer,
             groups=groups,
             world=world,
+            shards=self._shards,
         )
 
     def _begin_alike(self, facts: Facts, parameters: Mapping[str, nn.Parameter], loader: DataLoader[Any]) -> None:
@@ -244,6 +252,7 @@ class Run:
             by_rule=self.mechanism.seed is not None,  # a run that is to be repeated must not depend on a clock
             generic=self.performance.engine == "generic",
             own_loss=own_loss(self.model, loss_reduction),
+            whole=self._shards.whole,
             notify=remember,
         )
 
@@ -271,6 +280,7 @@ class Run:
             raise LoopMisuse(
                 "save() in the middle of a logical batch; call it after an optimizer.step() that completed one (private.stepped)"
             )
+        self._shards.refuse("save(), of which there would be a part in each process")
         if self.plan.private and self._ledger_path is None:
             raise BadArgument(
                 "ledger=None: this run's ledger is in memory, and what was spent would be lost with the process; give "
@@ -539,6 +549,10 @@ def _or_let_go(book: AnyLedger, made: str | Path | None) -> Iterator[None]:
         if made is not None and not book.events():
             Path(made).unlink(missing_ok=True)
         raise
+
+
+def _widths(plan: Plan) -> list[int]:
+    return [query.width for query in plan.side_queries]
 
 
 def _of_this_run(plan: Plan, *, measured: bool) -> list[Event]:

@@ -38,7 +38,7 @@ LAYERS = (
         "proportion",
         "modes",
     ),
-    ("mechanism", "checkpoint", "guards", "losses"),
+    ("mechanism", "checkpoint", "guards", "losses", "shards"),
     STAGES,
     ("plans", "own_loss"),
     ("step", "facts"),

@@ -14,6 +14,7 @@ import functools
 import math
 import os
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 import torch
 from cryptography.hazmat.primitives.ciphers import CipherContext
@@ -21,12 +22,13 @@ from torch import Tensor
 
 from clipwise.devices import in_host_memory
 from clipwise.keystream import Key
-from clipwise.noise.chacha import Stream
-from clipwise.types import LoopMisuse
+from clipwise.noise.chacha import WORDS, Stream
+from clipwise.types import Cut, LoopMisuse
 
 _PAIRS = 1 << 18  # numbers are made two by two, in pieces that stay in the cache and are worth an operation's overhead
 _LANES = 2  # halves of a piece, one a core: a core then keeps to the numbers that it made itself
-_ZEROS = memoryview(bytes(12 * _PAIRS))
+_PIECE, _PIECE_BYTES = 2 * _PAIRS, 12 * _PAIRS
+_ZEROS = memoryview(bytes(_PIECE_BYTES))
 
 
 class _Room:
@@ -67,9 +69,10 @@ class GaussianNoise:
         self._process = os.getpid()
         self._rooms: dict[torch.dtype, _Room] = {}
 
-    def add(self, sums: Sequence[Tensor], std: float, *, step: int) -> tuple[Tensor, ...]:
+    def add(self, sums: Sequence[Tensor], std: float, *, step: int, cut: Cut | None = None) -> tuple[Tensor, ...]:
         """sums + N(0, std^2), in the sums' own memory, so that no sum without its noise is left behind. Each query of a
-        step has a stream of its own; a past step is refused."""
+        step has a stream of its own; a past step is refused. A process that holds a `cut` of the query (on one device) draws
+        that part of the stream, in whole pieces, and no other."""
         if os.getpid() != self._process:
             raise LoopMisuse(
                 "this run was begun in another process, of which this one is a copy (a fork): both would draw the same noise, and the "
@@ -84,35 +87,43 @@ class GaussianNoise:
         sums = tuple(total.contiguous() for total in sums)
         devices = list(dict.fromkeys(total.device for total in sums))
         for device in devices:
-            self._add_on(device, [total for total in sums if total.device == device], std)
+            self._add_on(device, [total for total in sums if total.device == device], std, cut)
         return sums
 
-    def _add_on(self, device: torch.device, sums: Sequence[Tensor], std: float) -> None:
+    def _add_on(self, device: torch.device, sums: Sequence[Tensor], std: float, cut: Cut | None) -> None:
         """Noise from the query's next stream on sums of one device."""
         stream, self._streams = self._streams, self._streams + 1
         wide = torch.float64 if any(total.dtype == torch.float64 for total in sums) else torch.float32
-        left = sum(total.numel() for total in sums)
-        if std == 0 or left == 0:
+        sizes = [total.numel() for total in sums]
+        if std == 0 or sum(sizes) == 0:
             return
+        places, length = cut or Cut(tuple(accumulate(sizes, initial=0))[:-1], sum(sizes))
         # One stream of pieces for all tensors: many small ones would each pay for a cipher and a dozen small operations,
         # while the noise of a large model, drawn whole, would go through memory again and again.
-        waiting = [total.view(-1) for total in reversed(sums)]
-        for piece in self._standard_normal(device, stream, left, wide):
-            places = _take(waiting, len(piece))
-            torch._foreach_add_(places, piece.split([len(place) for place in places]), alpha=std)
+        waiting = [(place, total.view(-1)) for place, total in zip(places, sums, strict=True) if total.numel()][::-1]
+        while waiting:
+            # The pieces from that of the next number on, as far as there are numbers in each.
+            first = waiting[-1][0] // _PIECE
+            for start, piece in self._standard_normal(device, stream, first, length, wide):
+                mine, numbers = _take(waiting, start, piece)
+                torch._foreach_add_(mine, numbers, alpha=std)
+                if not waiting or waiting[-1][0] >= start + 2 * _PIECE:
+                    break
 
-    def _standard_normal(self, device: torch.device, stream: int, left: int, wide: torch.dtype) -> Iterator[Tensor]:
-        """The first numbers of a stream in pieces, each good until the next."""
+    def _standard_normal(
+        self, device: torch.device, stream: int, first: int, length: int, wide: torch.dtype
+    ) -> Iterator[tuple[int, Tensor]]:
+        """The numbers of a stream in pieces from one on, each with its place, and good until the next."""
         where = {"step": self._step, "rank": self._rank, "stream": stream}
         if in_host_memory(device):
-            room = self._room_for(min(_PAIRS, _pairs_for(left)), wide)
-            draw = functools.partial(room.next, self._key.keystream(**where))
+            room = self._room_for(min(_PAIRS, _pairs_for(length)), wide)
+            draw = functools.partial(room.next, self._key.keystream(**where, block=first * _PIECE_BYTES // 16))
         else:
-            draw = functools.partial(_made_on_device, Stream(self._key, device, **where), wide)
-        while left:
-            count = min(left, 2 * _PAIRS)
-            left -= count
-            yield _box_muller(*draw(_pairs_for(count))).flatten()[:count]
+            words = Stream(self._key, device, **where, block=first * _PIECE_BYTES // (4 * WORDS))
+            draw = functools.partial(_made_on_device, words, wide)
+        for start in range(first * _PIECE, length, _PIECE):
+            count = min(length - start, _PIECE)
+            yield start, _box_muller(*draw(_pairs_for(count))).flatten()[:count]
 
     def _room_for(self, pairs: int, wide: torch.dtype) -> _Room:
         room = self._rooms.get(wide)
@@ -146,14 +157,17 @@ def _pairs_for(count: int) -> int:
     return -(-count // (2 * _LANES)) * _LANES
 
 
-def _take(waiting: list[Tensor], count: int) -> list[Tensor]:
-    """The first `count` numbers off a stack of flat tensors, as views."""
-    places = []
-    while count:
-        flat = waiting.pop()
-        if len(flat) > count:
-            waiting.append(flat[count:])
-            flat = flat[:count]
-        places.append(flat)
-        count -= len(flat)
-    return places
+def _take(waiting: list[tuple[int, Tensor]], start: int, piece: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """Off a stack of flat tensors, each with its place, what lies in this piece, as views; and the numbers for them."""
+    at, end = start, start + len(piece)
+    mine: list[Tensor] = []
+    sizes: list[int] = []  # of numbers that nobody here holds, and of those of `mine`, in turns
+    while waiting and waiting[-1][0] < end:
+        place, flat = waiting.pop()
+        if place + len(flat) > end:
+            waiting.append((end, flat[end - place :]))
+            flat = flat[: end - place]
+        mine.append(flat)
+        sizes += [place - at, len(flat)]
+        at = place + len(flat)
+    return mine, list(piece.split([*sizes, end - at]))[1::2]

@@ -70,14 +70,18 @@ class Bookkeeping:
         by_rule: bool = False,
         generic: bool = False,
         own_loss: Any = None,
+        whole: Mapping[str, nn.Parameter] | None = None,
         notify: Callable[[str], None] = warnings.warn,
     ):
         """`loss_declared` is None, or "row-wise": the user's word for a loss that cannot be proved so (loss/proof.py). `generic` runs the whole model under torch.func, for models that change shape from call to call, or for
-        comparison. `own_loss` makes the loss of a model that computes its own (own_loss.py)."""
+        comparison. `own_loss` makes the loss of a model that computes its own (own_loss.py). `whole`: what the
+        layers hold in a pass, where that is not `parameters` themselves, which are cut over processes."""
         refuse_mixing_layers(model)
         self._model = model
-        self._names = {id(p): name for name, p in parameters.items()}
-        self._parameters = list(parameters.values())
+        whole = whole or parameters
+        self._names = {id(p): name for each in (parameters, whole) for name, p in each.items()}
+        self.parameters = list(parameters.values())  # in the order of the tape's sums
+        self._parameters = list(whole.values())
         self.loss = LossProof(loss_reduction, loss_declared)
         self._chooser = Chooser(by_rule=by_rule, max_direct_bytes=DIRECT_BYTES)
         self._notify = notify
@@ -105,7 +109,7 @@ class Bookkeeping:
         self._told: set[str] = set()
         self._in_root = False
         self._outside = 0  # blocks of `outside` that are open
-        self._held_back = HeldBack(self._parameters, self._names)
+        self._held_back = HeldBack(self.parameters, self._names)
         self._hooks: list[Any] = []
 
     @property
@@ -115,11 +119,6 @@ class Bookkeeping:
 
     def repeat(self, ways: Mapping[str, str]) -> None:
         self._chooser.repeat(ways)
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """The trainable parameters, in the order of the tape's sums."""
-        return self._parameters
 
     # -- in and out of the model ---------------------------------------------------------------------------------------
 
@@ -205,7 +204,7 @@ class Bookkeeping:
         """Passes in this block are none of the open batch's: no parameter takes a gradient from them."""
         self._outside += 1
         try:
-            with untrained(self._parameters):
+            with untrained([*self._parameters, *self.parameters]):
                 yield
         finally:
             self._outside -= 1
