@@ -91,7 +91,6 @@ class Run:
         self._notes, self._kept_in = list[str](), set[Path]()
         self.automatic: list[str] = []  # what was found or chosen by rule, in words for the statement
         self.resumed, self._prepared = resume is not None, tuple(prepared)
-        self._shards = Shards(model, parameters, self.world)
         engine = self._engine(parameters, loss_reduction, loss_declared, notify)
         collated = check_collate(loader, pad_to=pad_to) if mechanism.private else None
         self._measures = before is not None and follows is None and resume is None
@@ -99,12 +98,7 @@ class Run:
         new = ledger is not None and not os.path.lexists(ledger) and self.world.leads
         self._saved = None if resume is None else Checkpoints(resume).newest(notify)
         plan, self.facts = self._planned(facts, ledger, books, before, follows)
-        guards.check_groups(plan.method.name, plan.method.needs_groups, groups)
-        self._shards.refuse(
-            "epsilon=inf (a run without privacy)" if not plan.private else None,
-            f"method={plan.method.name!r}, which looks at the whole gradient" if 0 in _widths(plan) else None,
-            "resume" if resume is not None else None,
-        )
+        self._check(plan, groups, resume)
         self._data = data_fingerprint(loader.dataset, mechanism.seed)
         self._begin_alike(facts, parameters, loader)
         if resume is not None:
@@ -152,6 +146,10 @@ class Run:
             world=world,
             shards=self._shards,
         )
+
+    def _check(self, plan: Plan, groups: Callable[[Any], Tensor] | None, resume: str | Path | None) -> None:
+        guards.check_groups(plan.method.name, plan.method.needs_groups, groups)
+        self._shards.refuse(*_needing_all(plan, resume))
 
     def _begin_alike(self, facts: Facts, parameters: Mapping[str, nn.Parameter], loader: DataLoader[Any]) -> None:
         """Processes that train together have the same options, and the same records in the same order: one that stood at two
@@ -234,6 +232,7 @@ class Run:
         loss_declared: str | None,
         notify: Callable[[str], None],
     ) -> Engine:
+        self._shards = Shards(self.model, parameters, self.world)
         validate.choice("loss_reduction", loss_reduction, ("mean", "sum"))
         if loss_declared is not None:
             validate.choice("loss_declared", loss_declared, (ROW_WISE,))
@@ -551,8 +550,14 @@ def _or_let_go(book: AnyLedger, made: str | Path | None) -> Iterator[None]:
         raise
 
 
-def _widths(plan: Plan) -> list[int]:
-    return [query.width for query in plan.side_queries]
+def _needing_all(plan: Plan, resume: str | Path | None) -> Iterator[str]:
+    """What of a run needs whole gradients or weights in one process, between two batches."""
+    if not plan.private:
+        yield "epsilon=inf (a run without privacy)"
+    if any(query.width == 0 for query in plan.side_queries):
+        yield f"method={plan.method.name!r}, which looks at the whole gradient"
+    if resume is not None:
+        yield "resume"
 
 
 def _of_this_run(plan: Plan, *, measured: bool) -> list[Event]:

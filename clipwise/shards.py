@@ -54,9 +54,9 @@ class Shards:
     def any(self) -> bool:
         return bool(self._modules)
 
-    def refuse(self, *what: str | None) -> None:
+    def refuse(self, *what: str) -> None:
         """Raise for what is not built for weights that are cut."""
-        for words in filter(None, what if self._modules else ()):
+        for words in what if self._modules else ():
             raise Unsupported(
                 f"{words}: not built for weights that fully_shard has cut over processes; leave the model whole in each process, or that out "
                 "(docs/distributed.md)"

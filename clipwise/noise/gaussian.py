@@ -104,16 +104,18 @@ class GaussianNoise:
         while waiting:
             # The pieces from that of the next number on, as far as there are numbers in each.
             first = waiting[-1][0] // _PIECE
-            for start, piece in self._standard_normal(device, stream, first, length, wide):
+            start = first * _PIECE
+            for piece in self._standard_normal(device, stream, length, wide, first):
                 mine, numbers = _take(waiting, start, piece)
                 torch._foreach_add_(mine, numbers, alpha=std)
-                if not waiting or waiting[-1][0] >= start + 2 * _PIECE:
+                start += _PIECE
+                if not waiting or waiting[-1][0] >= start + _PIECE:
                     break
 
     def _standard_normal(
-        self, device: torch.device, stream: int, first: int, length: int, wide: torch.dtype
-    ) -> Iterator[tuple[int, Tensor]]:
-        """The numbers of a stream in pieces from one on, each with its place, and good until the next."""
+        self, device: torch.device, stream: int, length: int, wide: torch.dtype, first: int = 0
+    ) -> Iterator[Tensor]:
+        """The numbers of a stream in pieces, from the `first` on, each good until the next."""
         where = {"step": self._step, "rank": self._rank, "stream": stream}
         if in_host_memory(device):
             room = self._room_for(min(_PAIRS, _pairs_for(length)), wide)
@@ -123,7 +125,7 @@ class GaussianNoise:
             draw = functools.partial(_made_on_device, words, wide)
         for start in range(first * _PIECE, length, _PIECE):
             count = min(length - start, _PIECE)
-            yield start, _box_muller(*draw(_pairs_for(count))).flatten()[:count]
+            yield _box_muller(*draw(_pairs_for(count))).flatten()[:count]
 
     def _room_for(self, pairs: int, wide: torch.dtype) -> _Room:
         room = self._rooms.get(wide)

@@ -371,7 +371,7 @@ class _Watch:
 
     def add(self, sums: Sequence[Tensor], std: float, *, step: int, cut: Cut | None = None) -> tuple[Tensor, ...]:
         before = [total.clone() for total in sums]  # noise is added in the sums' own memory
-        noised = self._inner.add(sums, std, step=step, cut=cut)
+        noised = self._inner.add(sums, std, step=step, **({} if cut is None else {"cut": cut}))
         self.noises.append(torch.cat([(n - s).flatten().double() for n, s in zip(noised, before, strict=True)]))
         return noised
 
