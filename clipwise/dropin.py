@@ -309,6 +309,7 @@ def attach(
     loss_declared: str | None = None,
     lr_scheduler: Any = None,
     pad_to: int | None = None,
+    batch_dim: int | None = None,
     groups: Callable[[Any], torch.Tensor] | None = None,
     ledger: str | Path | None = None,
     earlier: Sequence[str | Path] = (),
@@ -337,6 +338,8 @@ def attach(
         lr_scheduler: the one that moves the rate, so that with max_physical_batch it moves once a logical step.
         pad_to: a public length that batches of texts or series are padded or cut to, where collate pads to the longest
             record and the model does not mask padding (see `clipwise.pad_to`).
+        batch_dim: your word for which dimension of the model's arguments has the records, 0 or 1, where shapes could mean either (as
+            many records as words); the statement quotes it. An argument without it is cut at its first.
         groups: for a method that treats groups apart, a function of a batch: the group (0, 1, ...) of each row.
         ledger: a file for the privacy ledger; an existing one goes on, and what it holds counts.
         earlier: ledgers of earlier runs on the same data, whose charges count in this budget.
@@ -350,6 +353,7 @@ def attach(
         loss_reduction=loss_reduction,
         loss_declared=loss_declared,
         pad_to=pad_to,
+        batch_dim=batch_dim,
         groups=groups,
         ledger=ledger,
         earlier=earlier,

@@ -42,6 +42,9 @@ def seed_all(seed: int) -> None:
     random.seed(seed)
 
 
+OF_TORCH = frozenset({"torch", "cuda"})  # of the generators' names
+
+
 def drawn_since(seed: int) -> set[str]:
     """Which of the generators have been drawn from since `seed_all(seed)`."""
     now = _states()

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -27,6 +28,7 @@ from clipwise.accounting.ledger import LedgerExists, block_of
 from clipwise.checkpoint import Checkpoint, CheckpointCorrupt
 from clipwise.facts import public_facts
 from clipwise.mechanism import Mechanism, Performance
+from clipwise.noise.gaussian import STREAM
 from clipwise.plans import Facts, Plan
 from clipwise.types import BadArgument, BudgetExhausted
 
@@ -72,7 +74,8 @@ def plan_fingerprint(
         "parameters": {name: [*p.shape, str(p.dtype)] for name, p in parameters.items()},
         "optimizer": [type(optimizer).__name__, settings],
         "data": data,
-        "machine": [str(device), torch.get_num_threads(), torch.__version__],
+        "machine": [str(device), torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()],
+        "versions": [torch.__version__, np.__version__, STREAM],
         **({"processes": processes} if processes > 1 else {}),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=repr).encode()).hexdigest()

@@ -66,6 +66,7 @@ class Run:
         loss_reduction: str = "mean",
         loss_declared: str | None = None,
         pad_to: int | None = None,
+        batch_dim: int | None = None,
         groups: Callable[[Any], Tensor] | None = None,
         ledger: str | Path | None = None,
         earlier: Sequence[str | Path] = (),
@@ -91,7 +92,7 @@ class Run:
         self._notes, self._kept_in = list[str](), set[Path]()
         self.automatic: list[str] = []  # what was found or chosen by rule, in words for the statement
         self.resumed, self._prepared = resume is not None, tuple(prepared)
-        engine = self._engine(parameters, loss_reduction, loss_declared, notify)
+        engine = self._engine(parameters, loss_reduction, loss_declared, batch_dim, notify)
         collated = check_collate(loader, pad_to=pad_to) if mechanism.private else None
         self._measures = before is not None and follows is None and resume is None
         books = [Ledger.read(path) for path in earlier] if follows is None else follows._kept_in_memory()
@@ -105,8 +106,7 @@ class Run:
             check_resume(resume, self._saved, plan, self._data)
         alike = (parameters, optimizer, loader, self._data, self.world.size)
         self._fingerprint = plan_fingerprint(plan, mechanism, performance, *alike)
-        book = self._ledger(ledger if plan.private else None, plan, books)
-        self._ledger_path = ledger
+        book, self._ledger_path = self._ledger(ledger if plan.private else None, plan, books), ledger
         self._goes_on = not _same(book.events(), _of_this_run(plan, measured=not self._measures))  # older charges count
         with _or_let_go(book, ledger if new else None):
             if self._saved is not None and not finish and book.stream == book.segment:  # redone with other noise
@@ -230,10 +230,17 @@ class Run:
         parameters: Mapping[str, nn.Parameter],
         loss_reduction: str,
         loss_declared: str | None,
+        batch_dim: int | None,
         notify: Callable[[str], None],
     ) -> Engine:
         self._shards = Shards(self.model, parameters, self.world)
         validate.choice("loss_reduction", loss_reduction, ("mean", "sum"))
+        if batch_dim is not None:
+            if isinstance(batch_dim, bool) or batch_dim not in (0, 1):
+                raise BadArgument(f"batch_dim={batch_dim!r}: give 0 (records first) or 1 (time first), or leave it out")
+            self._notes.append(
+                f"Declared by the user: dimension {batch_dim} of the model's arguments has the records (batch_dim)."
+            )
         if loss_declared is not None:
             validate.choice("loss_declared", loss_declared, (ROW_WISE,))
         if not self.mechanism.private:
@@ -248,9 +255,9 @@ class Run:
             parameters,
             loss_reduction=loss_reduction,
             loss_declared=loss_declared,
-            by_rule=self.mechanism.seed is not None,  # a run that is to be repeated must not depend on a clock
             generic=self.performance.engine == "generic",
             own_loss=own_loss(self.model, loss_reduction),
+            batch_dim=batch_dim,
             whole=self._shards.whole,
             notify=remember,
         )

@@ -1,4 +1,4 @@
-"""`clipwise audit`: the step, or the edges, tried through the public API."""
+"""`clipwise audit`: the step, the edges, or the layers, tried through the public API."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from clipwise.cli.together import together
 from clipwise.types import ClipwiseError
 
 app = typer.Typer(
-    no_args_is_help=True, help="Try the guarantee: the private step, or the edges where user code meets it."
+    no_args_is_help=True, help="Try the guarantee: the private step, the edges where user code meets it, or the layers."
 )
 
 
@@ -48,6 +48,34 @@ def edges(
         Console().print(table)
     if held < len(rows):
         raise ClipwiseError(f"{len(rows) - held} of {len(rows)} attacks got through")
+
+
+@app.command()
+def layers(
+    only: Annotated[str | None, typer.Option(help="Kinds of layers whose name holds this text.")] = None,
+    declared: Annotated[bool, typer.Option(help="Say which dimension has the records (batch_dim).")] = True,
+    as_json: output.JsonOption = False,
+) -> None:
+    """Every kind of layer over a grid of shapes and options, against a loop over single records: fast, generic, refused or wrong."""
+    from collections import Counter
+
+    from clipwise.lab.audit import layers as grid
+
+    found = list(grid.survey(lambda kind: only is None or only in kind, declared=declared))
+    counts = Counter((each.kind, each.verdict) for each in found)
+    verdicts = (grid.FAST, grid.GENERIC, grid.REFUSED, grid.WRONG)
+    if as_json:
+        odd = [each._asdict() for each in found if each.verdict in (grid.REFUSED, grid.WRONG)]
+        output.print_json({"cases": len(found), **Counter(each.verdict for each in found), "odd": odd})
+    else:
+        table = Table("layer", *verdicts, title=f"{len(found)} cases")
+        for kind in dict.fromkeys(each.kind for each in found):
+            table.add_row(kind, *(str(counts[kind, verdict]) for verdict in verdicts))
+        Console().print(table)
+    if wrong := [each for each in found if each.verdict == grid.WRONG]:
+        raise ClipwiseError(
+            f"{len(wrong)} of {len(found)} cases are wrong, the first: {wrong[0].kind} {wrong[0].case}: {wrong[0].why}"
+        )
 
 
 @app.command()

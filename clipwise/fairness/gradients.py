@@ -129,7 +129,7 @@ def clipped_records(
 def _recording(model: nn.Module, loss: Loss, device: torch.device | None) -> Iterator[Callable[[Any], Tape]]:
     """A function from a batch to its tape. In evaluation mode: dropout would make the figures depend on chance."""
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    engine = Bookkeeping(model, parameters, loss_reduction="mean", by_rule=True, notify=lambda _: None)
+    engine = Bookkeeping(model, parameters, loss_reduction="mean", notify=lambda _: None)
     was_training = model.training
     model.eval()
     engine.install()

@@ -39,7 +39,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 LEDGER, STATEMENT = "ledger.jsonl", "privacy_statement.md"  # in the folder of the callback
-_OF_ATTACH = ("loss_reduction", "loss_declared", "pad_to", "groups", "earlier")
+_OF_ATTACH = ("loss_reduction", "loss_declared", "pad_to", "batch_dim", "groups", "earlier")
 _ELSEWHERE = {
     "epochs": "Trainer(max_epochs=...) or Trainer(max_steps=...)",
     "expected_batch_size": "DataLoader(batch_size=...)",

@@ -1,6 +1,6 @@
 """Gaussian noise: the only room that makes a `Released` value.
 
-Each normal number is Box-Muller over the keystream of a cipher: a radius from 62 random bits (tails to 9.2 sigma), an
+Each normal number is Box-Muller over the keystream of a cipher: a radius from 63 random bits (tails to 9.3 sigma), an
 angle from 32. The cipher is AES where the host can write to a sum's memory, and elsewhere ChaCha20 on the device itself,
 so that nothing is copied from the host. Guarantee: the numbers are independent draws from N(0, 1) up to float32
 rounding, a function of (key, step, rank, query, position, cipher) and of nothing else; a query's noise is drawn once or an
@@ -15,7 +15,9 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from typing import Any
 
+import numpy as np
 import torch
 from cryptography.hazmat.primitives.ciphers import CipherContext
 from torch import Tensor
@@ -25,37 +27,40 @@ from clipwise.keystream import Key
 from clipwise.noise.chacha import WORDS, Stream
 from clipwise.types import Cut, LoopMisuse
 
-_PAIRS = 1 << 18  # numbers are made two by two, in pieces that stay in the cache and are worth an operation's overhead
-_LANES = 2  # halves of a piece, one a core: a core then keeps to the numbers that it made itself
-_PIECE, _PIECE_BYTES = 2 * _PAIRS, 12 * _PAIRS
-_ZEROS = memoryview(bytes(_PIECE_BYTES))
+STREAM = 2  # counted up when the numbers that a key gives change: a redone step must have those of the first time
+# Numbers are made two by two, in pieces that stay in the cache and are worth an operation's overhead: of 200,000 numbers each took
+# 2.3 ns in pieces of 2^17 pairs, 2.7 of 2^15, 3.5 of 2^13 (one thread, beside other work).
+_PAIRS = 1 << 17
+_PAIRS_ON_DEVICE = 1 << 18  # where each operation has a launch to pay for; chosen, never measured
+_BYTES = 12  # of keystream, a pair
+_ZEROS = memoryview(bytes(_BYTES * _PAIRS))
 
 
 class _Room:
     """Memory to make normal numbers in, of one type: kept from step to step, because fresh memory costs more than the arithmetic
     (204,000 numbers: 9 ns each with new buffers, 3 with these), and filled again for each piece, so that it stays in the cache.
 
-    A piece is made in lanes that share nothing, and torch gives each of two threads one of them in every operation: where
-    cores do not share a cache, numbers that go from one to the other take longer than all the arithmetic.
+    All of it is made by one thread: torch would hand a half of each operation to another core, and where cores do not share a
+    cache, numbers that go from one to the other take longer than the arithmetic. It is numpy's, whose log, sin and cos take half
+    of what torch's take (AVX-512 of an AMD EPYC; 1.4 against 3.5 ns for a log, a sine and a cosine).
     """
 
     def __init__(self, pairs: int, wide: torch.dtype):
         self.pairs = pairs
-        self._words = torch.empty(3 * pairs, dtype=torch.int32)
-        self._bytes = self._words.numpy().data.cast("B")
-        self._wide = torch.empty(3 * pairs, dtype=wide)
-        self._out = torch.empty(2 * pairs, dtype=wide)
+        self._words = bytearray(_BYTES * pairs)
+        made = torch.empty(4, pairs, dtype=wide)
+        self._made, self._out = made.numpy(), made[2:]
 
-    def next(self, keystream: CipherContext, pairs: int) -> tuple[tuple[Tensor, ...], Tensor]:
-        """Three times (lanes, pairs of a lane) numbers, twice in [0, 2^31), then in [-2^31, 2^31); and (lanes, 2, pairs of a
-        lane) to be written."""
-        own, size = 12 * pairs // _LANES, 12 * pairs
-        # The first lane is this thread's. What others touched is taken back faster so than the cipher could.
-        self._bytes[own:size] = _ZEROS[: size - own]
-        keystream.update_into(_ZEROS[:size], self._bytes[:size])
-        words = self._words[: 3 * pairs].view(_LANES, 3, -1)
-        words[:, :2].bitwise_and_(0x7FFFFFFF)
-        return self._wide[: 3 * pairs].view_as(words).copy_(words).unbind(1), self._out[: 2 * pairs].view(_LANES, 2, -1)
+    def next(self, keystream: CipherContext, pairs: int) -> Tensor:
+        """(2, pairs) numbers, good until the next."""
+        size = _BYTES * pairs
+        keystream.update_into(_ZEROS[:size], self._words)
+        long = np.frombuffer(self._words, np.int64, pairs)
+        turn = np.frombuffer(self._words, np.int32, pairs, offset=8 * pairs)
+        made = self._made[:, :pairs]
+        made[0], made[1] = long, turn
+        _box_muller(np, *made)
+        return self._out[:, :pairs]
 
 
 class GaussianNoise:
@@ -101,15 +106,19 @@ class GaussianNoise:
         # One stream of pieces for all tensors: many small ones would each pay for a cipher and a dozen small operations,
         # while the noise of a large model, drawn whole, would go through memory again and again.
         waiting = [(place, total.view(-1)) for place, total in zip(places, sums, strict=True) if total.numel()][::-1]
+        size = 2 * (_PAIRS if in_host_memory(device) else _PAIRS_ON_DEVICE)
         while waiting:
             # The pieces from that of the next number on, as far as there are numbers in each.
-            first = waiting[-1][0] // _PIECE
-            start = first * _PIECE
+            first = waiting[-1][0] // size
+            start = first * size
             for piece in self._standard_normal(device, stream, length, wide, first):
                 mine, numbers = _take(waiting, start, piece)
-                torch._foreach_add_(mine, numbers, alpha=std)
-                start += _PIECE
-                if not waiting or waiting[-1][0] >= start + _PIECE:
+                if len(mine) == 1:
+                    mine[0].add_(numbers[0], alpha=std)
+                else:
+                    torch._foreach_add_(mine, numbers, alpha=std)
+                start += size
+                if not waiting or waiting[-1][0] >= start + size:
                     break
 
     def _standard_normal(
@@ -118,14 +127,16 @@ class GaussianNoise:
         """The numbers of a stream in pieces, from the `first` on, each good until the next."""
         where = {"step": self._step, "rank": self._rank, "stream": stream}
         if in_host_memory(device):
-            room = self._room_for(min(_PAIRS, _pairs_for(length)), wide)
-            draw = functools.partial(room.next, self._key.keystream(**where, block=first * _PIECE_BYTES // 16))
+            most = _PAIRS
+            room = self._room_for(min(most, _pairs_for(length)), wide)
+            draw = functools.partial(room.next, self._key.keystream(**where, block=first * most * _BYTES // 16))
         else:
-            words = Stream(self._key, device, **where, block=first * _PIECE_BYTES // (4 * WORDS))
+            most = _PAIRS_ON_DEVICE
+            words = Stream(self._key, device, **where, block=first * most * _BYTES // (4 * WORDS))
             draw = functools.partial(_made_on_device, words, wide)
-        for start in range(first * _PIECE, length, _PIECE):
-            count = min(length - start, _PIECE)
-            yield _box_muller(*draw(_pairs_for(count))).flatten()[:count]
+        for start in range(2 * most * first, length, 2 * most):
+            count = min(length - start, 2 * most)
+            yield draw(_pairs_for(count)).flatten()[:count]
 
     def _room_for(self, pairs: int, wide: torch.dtype) -> _Room:
         room = self._rooms.get(wide)
@@ -134,42 +145,48 @@ class GaussianNoise:
         return room
 
 
-def _made_on_device(stream: Stream, wide: torch.dtype, pairs: int) -> tuple[tuple[Tensor, ...], Tensor]:
+def _made_on_device(stream: Stream, wide: torch.dtype, pairs: int) -> Tensor:
     """What a `_Room` gives, of words that were made where they are needed."""
-    words = stream.words(3 * pairs)[: 3 * pairs].view(_LANES, 3, -1)
-    words[:, :2].bitwise_and_(0x7FFFFFFF)
-    drawn = words.to(wide)
-    return drawn.unbind(1), drawn.new_empty(_LANES, 2, pairs // _LANES)
+    words = stream.words(3 * pairs)
+    made = torch.empty(4, pairs, dtype=wide, device=words.device)
+    made[0], made[1] = words[: 2 * pairs].view(torch.int64), words[2 * pairs : 3 * pairs]
+    _box_muller(torch, *made)
+    return made[2:]
 
 
-def _box_muller(drawn: tuple[Tensor, ...], out: Tensor) -> Tensor:
-    """Two normal numbers of three words each, in the memory of the words and of `out`."""
-    high, low, turn = drawn
-    # u in (0, 1]: 31 bits, and 31 more below them, so that small u (the tail) keep their precision
-    u = high.add_(low, alpha=2.0**-31)
-    radius = u.mul_(2.0**-31).clamp_min_(2.0**-62).log_().mul_(-2).sqrt_()
-    angle = turn.mul_(math.pi * 2.0**-31)
-    torch.cos(angle, out=out[:, 0]).mul_(radius)
-    torch.sin(angle, out=out[:, 1]).mul_(radius)
-    return out
+def _box_muller(ops: Any, u: Any, angle: Any, even: Any, odd: Any) -> None:
+    """Two normal numbers of 64 and 32 signed bits, given as `u` and `angle`, whose memory is used up. `ops` is torch or numpy."""
+    # -2 log |u|, as -log u^2, of u in [-1, 1] with as many digits near 0 (the tail) as elsewhere. u^2 is in no danger: 2^-126,
+    # which stands for the one u that is 0, is the least that float32 holds with all its digits.
+    ops.multiply(u, 2.0**-63, out=u)
+    ops.multiply(u, u, out=u)
+    ops.add(u, 2.0**-126, out=u)
+    ops.log(u, out=u)
+    ops.negative(u, out=u)
+    ops.sqrt(u, out=u)
+    ops.multiply(angle, math.pi * 2.0**-31, out=angle)
+    ops.cos(angle, out=even)
+    ops.sin(angle, out=odd)
+    ops.multiply(even, u, out=even)
+    ops.multiply(odd, u, out=odd)
 
 
 def _pairs_for(count: int) -> int:
-    """As many in each lane."""
-    return -(-count // (2 * _LANES)) * _LANES
+    return -(-count // 2)
 
 
 def _take(waiting: list[tuple[int, Tensor]], start: int, piece: Tensor) -> tuple[list[Tensor], list[Tensor]]:
     """Off a stack of flat tensors, each with its place, what lies in this piece, as views; and the numbers for them."""
-    at, end = start, start + len(piece)
+    at, end = start, start + piece.numel()
     mine: list[Tensor] = []
     sizes: list[int] = []  # of numbers that nobody here holds, and of those of `mine`, in turns
     while waiting and waiting[-1][0] < end:
         place, flat = waiting.pop()
-        if place + len(flat) > end:
+        size = flat.numel()  # len() of a tensor takes longer than an addition
+        if place + size > end:
             waiting.append((end, flat[end - place :]))
-            flat = flat[: end - place]
+            flat, size = flat[: end - place], end - place
         mine.append(flat)
-        sizes += [place - at, len(flat)]
-        at = place + len(flat)
+        sizes += [place - at, size]
+        at = place + size
     return mine, list(piece.split([*sizes, end - at]))[1::2]

@@ -16,13 +16,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from clipwise.devices import policy
 from clipwise.norms.kernel import Part, sum_of_squares, without_rows
 
-# Bytes of the gradients of one block, all layers together, but one row at least: below what glibc takes from the system
-# anew, and small beside a step's memory (the transformer of `clipwise bench` went from 1.40 to 1.19 times a plain step's).
-BLOCK_BYTES = 24 * 2**20
-_SHARE = 1 / 6  # of it, for a layer that is formed by itself: what it gets among others, about; chosen, not measured
-_MOST_LANES = 4  # threads with a sum of their own, as large as a row's gradients: chosen; measured with 2 alone
+_SHARE = (
+    1 / 6
+)  # of a block's bytes, for a layer that is formed by itself: what it gets among others, about; chosen, not measured
 
 Form = Callable[..., object]
 Finish = Callable[[Sequence[Tensor]], dict[str, Tensor]]
@@ -73,14 +72,15 @@ class Blocks:
     def __init__(self, parts: Sequence[Unformed], share: float = 1):
         self._parts = parts
         self._rows = parts[0].rows
+        device = parts[0].tensors[0].device
         bytes_of_a_row = sum(p.tensors[0].element_size() * sum(map(math.prod, p.shapes)) for p in parts)
-        self._size = _block_size(self._rows, max(1, int(share * BLOCK_BYTES) // max(1, bytes_of_a_row)))
+        self._size = _block_size(self._rows, max(1, int(share * policy(device).block_bytes) // max(1, bytes_of_a_row)))
         self._space = [[p.tensors[0].new_empty(self._size, *shape) for shape in p.shapes] for p in parts]
         # A thread that formed the gradients of some rows also adds them up, to a sum of its own. If it added up a share of
         # the numbers of all rows instead, as one product does, every block would go from core to core and back: where cores do
         # not share a cache, that takes longer than the sums.
         threads = torch.get_num_threads()
-        whole = self._size % threads == 0 and threads <= _MOST_LANES and parts[0].tensors[0].device.type == "cpu"
+        whole = self._size % threads == 0 and threads <= policy(device).most_lanes
         self._lanes = threads if whole else 1
         self._formed = slice(0, 0)
 

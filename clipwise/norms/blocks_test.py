@@ -1,12 +1,15 @@
 """Gradients that are formed block by block: the same norms and sums, whatever the size of a block, and no row touches
 another."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from clipwise import devices
 from clipwise.models.scaled_conv import ScaledStdConv2d
 from clipwise.norms import Bookkeeping, blocks
 from clipwise.norms.choice import Chooser
@@ -38,7 +41,7 @@ class Last(Chooser):
 
 def taped(model, x, reduction="sum"):
     engine = Bookkeeping(model, dict(model.named_parameters()), loss_reduction=reduction)
-    engine._chooser = Last(by_rule=True, max_direct_bytes=2**30)
+    engine._chooser = Last()
     engine.install()
     try:
         engine.open(len(x))
@@ -81,7 +84,13 @@ def test_blocks_agree_with_the_loop_and_leave_bad_rows_out(rows, at_once, places
         return {name: weights[which] for name, weights in names.items()}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "BLOCK_BYTES", at_once * 8 * sum(p.numel() for p in (model.up.weight, model.down.weight)))
+        patch.setattr(
+            devices,
+            "_HOST",
+            replace(
+                devices._HOST, block_bytes=at_once * 8 * sum(p.numel() for p in (model.up.weight, model.down.weight))
+            ),
+        )
         tape = taped(model, given_x, reduction)
         assert len(in_blocks(tape)) == 2
         sums = tape.weighted_sums(weigh)
@@ -120,7 +129,7 @@ def test_memory_is_that_of_a_block():
     tape = taped(model, torch.randn(50, 2, 64))
     [part] = in_blocks(tape)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "BLOCK_BYTES", 7 * 64 * 64 * 4)
+        patch.setattr(devices, "_HOST", replace(devices._HOST, block_bytes=7 * 64 * 64 * 4))
         patch.setattr(torch, "get_num_threads", lambda: 8)
         made = blocks.Blocks([part])
     assert [len(range(50)[rows]) for rows in made] == [7] * 7 + [1]
@@ -182,7 +191,11 @@ def test_blocks_of_convolutions(kind, rows, at_once, bad):
     weights = torch.linspace(0.1, 1.7, rows, dtype=torch.float64)
     want = torch.stack([g.flatten(1).square().sum(1) for g in truth.values()]).sum(0).sqrt()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "BLOCK_BYTES", at_once * 8 * sum(p.numel() for p in model.parameters()))
+        patch.setattr(
+            devices,
+            "_HOST",
+            replace(devices._HOST, block_bytes=at_once * 8 * sum(p.numel() for p in model.parameters())),
+        )
         patch.setattr(conv, "LONG_STRIP", 0 if kind == "strips" else 10**9)
         patch.setattr(conv, "MANY_PLACES", 0)
         tape = taped(model, given_x)

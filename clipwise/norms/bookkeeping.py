@@ -22,8 +22,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_flatten
 
+from clipwise.devices import refuse_without_wide_type, with_generators
 from clipwise.norms.choice import Chooser
 from clipwise.norms.influence import grown
 from clipwise.norms.kernel import HALF, PER_EXAMPLE, Call, Direct, Kernel, widened_for
@@ -31,6 +33,7 @@ from clipwise.norms.layers import registry as layers
 from clipwise.norms.loss import LossProof, Witness, judged, mark, unwatch, watch
 from clipwise.norms.precision import exact_products
 from clipwise.norms.probe import Probe, probe
+from clipwise.norms.ragged import bags_of, leaves_of
 from clipwise.norms.recording import Pass, Receive, SpreadNode, Tap, TapNode, can_hook, hook_on
 from clipwise.norms.refuse import refuse_mixing_layers
 from clipwise.norms.small_batch import Args, Kwargs
@@ -52,10 +55,6 @@ from clipwise.norms.watch import Members, Watch
 from clipwise.randomness import held, seed_all
 from clipwise.types import LoopMisuse, Padding, Unsupported
 
-# Bytes of a layer and physical batch: beyond it gradients are not stored where there is a choice. glibc takes blocks above
-# 32 MB from the system every time anew; 24 stood here before 28, and no timing of either was kept.
-DIRECT_BYTES = 28 * 2**20
-
 
 class Bookkeeping:
     """`open(rows)`, the user's forward and backward, `close()`: one physical batch."""
@@ -67,25 +66,27 @@ class Bookkeeping:
         *,
         loss_reduction: str,
         loss_declared: str | None = None,
-        by_rule: bool = False,
         generic: bool = False,
         own_loss: Any = None,
+        batch_dim: int | None = None,
         whole: Mapping[str, nn.Parameter] | None = None,
         notify: Callable[[str], None] = warnings.warn,
     ):
         """`loss_declared` is None, or "row-wise": the user's word for a loss that cannot be proved so (loss/proof.py). `generic` runs the whole model under torch.func, for models that change shape from call to call, or for
-        comparison. `own_loss` makes the loss of a model that computes its own (own_loss.py). `whole`: what the
-        layers hold in a pass, where that is not `parameters` themselves, which are cut over processes."""
+        comparison. `own_loss` makes the loss of a model that computes its own (own_loss.py). `batch_dim` is the user's word for the
+        dimension of the model's arguments that has the records, where shapes could mean two. `whole`: what the layers hold in a pass, where that is not
+        `parameters` themselves, which are cut over processes (shards.py)."""
         refuse_mixing_layers(model)
+        refuse_without_wide_type(parameters.values())
         self._model = model
         whole = whole or parameters
         self._names = {id(p): name for each in (parameters, whole) for name, p in each.items()}
         self.parameters = list(parameters.values())  # in the order of the tape's sums
         self._parameters = list(whole.values())
         self.loss = LossProof(loss_reduction, loss_declared)
-        self._chooser = Chooser(by_rule=by_rule, max_direct_bytes=DIRECT_BYTES)
+        self._chooser = Chooser()
         self._notify = notify
-        self._own_loss = own_loss
+        self._own_loss, self._batch_dim = own_loss, batch_dim
         self._units = [Unit("", model, None)] if generic else find_units(model, self._names)
         self._without_spreading = self._units if generic else find_units(model, self._names, spread=False)
         self._originals: dict[int, tuple[nn.Module, Forward, bool]] = {}
@@ -106,19 +107,12 @@ class Bookkeeping:
         self._members = Members(model)
         self._varies = False  # whether the model changes a number or a buffer of its own from call to call, or draws
         self._calls = self._looked_at = 0  # private batches so far; that at the last look
+        self._unsure_at: int | None = None  # the batch of a look that was not enough
         self._told: set[str] = set()
         self._in_root = False
         self._outside = 0  # blocks of `outside` that are open
         self._held_back = HeldBack(self.parameters, self._names)
         self._hooks: list[Any] = []
-
-    @property
-    def ways(self) -> dict[str, str]:
-        """Which way to the norms was chosen for which kind of call. Another engine may be told to `repeat` them."""
-        return self._chooser.ways
-
-    def repeat(self, ways: Mapping[str, str]) -> None:
-        self._chooser.repeat(ways)
 
     # -- in and out of the model ---------------------------------------------------------------------------------------
 
@@ -181,7 +175,7 @@ class Bookkeeping:
         self._pass, self._padding = Pass(rows, self.loss, lengths), padding
         self._calls += 1
         if records is not None and rows > 1 and self.loss.wants_witness:
-            self._pass.witness = Witness(rows, records)
+            self._pass.witness = Witness(rows, records, self._batch_dim)
             self._pass.witness.start()
             weakref.finalize(self._pass, self._pass.witness.leave)  # of a run that is given up in the middle
 
@@ -242,18 +236,18 @@ class Bookkeeping:
         if apart is None:
             return self._run_watched(unit, original, args, kwargs)
         out = self._run_watched(unit, original, (), apart.bare)
-        return self._own_loss.put_in(out, apart, lambda **given: self._run_plain(original, given))
+        return self._own_loss.put_in(out, apart, lambda **given: self._run_plain(original, (), given))
 
-    def _run_plain(self, original: Forward, kwargs: Kwargs) -> Any:
+    def _run_plain(self, original: Forward, args: Args, kwargs: Kwargs) -> Any:
         """The model as it was: nothing is recorded, all that it holds is put back, and it draws alike every time."""
         state = State(self._model)
         witness = None if self._pass is None else self._pass.witness
-        with held({p.device for p in self._parameters if p.is_cuda}), torch.no_grad():
+        with held(with_generators(self._parameters)), torch.no_grad():
             seed_all(0)
             if witness is not None:
                 witness.pause(())
             try:
-                return original(**kwargs)
+                return original(*args, **kwargs)
             finally:
                 state.restore()
                 if witness is not None:
@@ -293,7 +287,7 @@ class Bookkeeping:
         """Where the rows are in each output: the dimension that grew from two rows to three when the model was looked at."""
         leaves = [x for x in tree_flatten(out)[0] if isinstance(x, Tensor)]
         if self._probing is not None:
-            n, given = self._probing.rows, tree_flatten((args, kwargs))[0]
+            n, given = self._probing.rows, leaves_of((args, kwargs))[0]
             if all(given[i].shape[0] == n for i in self._square):  # not the other reading of a square argument
                 self._output_shapes[n] = [x.shape for x in leaves]
             return
@@ -329,8 +323,11 @@ class Bookkeeping:
     def _is_new(self, args: Args, kwargs: Kwargs) -> bool:
         """One look is enough, except that what is spread broadcasts otherwise against dimensions of size 1, 2 or 3; that what
         runs generically must know each of its arguments; that padding is looked at where there is some; and that a model
-        which counts its calls, or draws, may do something else later: it is looked at again at the 2nd, 4th, 8th ... batch."""
+        which counts its calls, or draws, may do something else later: it is looked at again at the 2nd, 4th, 8th ... batch. A batch
+        that did not show enough (one record of one word) is followed by another look."""
         if self._modes() not in self._probed_modes or (self._padding is not None and not self._padding_probed):
+            return True
+        if self._unsure_at is not None and self._calls > self._unsure_at:
             return True
         if self._varies and self._calls > self._looked_at and self._calls & (self._calls - 1) == 0:
             return True
@@ -347,7 +344,10 @@ class Bookkeeping:
 
     def _refuse_other_rows(self, args: Args, kwargs: Kwargs) -> None:
         rows = self._pass.rows if self._pass else -1
-        if not any(isinstance(x, Tensor) and rows in x.shape[:2] for x in tree_flatten((args, kwargs))[0]):
+        leaves = leaves_of((args, kwargs))[0]
+        if any(isinstance(x, PackedSequence) for x in leaves):
+            return
+        if not any(isinstance(x, Tensor) and not {rows, rows + 1}.isdisjoint(x.shape[:2]) for x in leaves):
             raise Unsupported(
                 "the model was called with no tensor that has the batch from private.loader in its first or second dimension. Give it each "
                 "batch whole, as padded tensors with one row a record; evaluate other data under torch.no_grad()"
@@ -464,7 +464,7 @@ class Bookkeeping:
         # What is measured and summed must not be rounded to half precision again, or the bound would not hold.
         p = next(iter(call.params.values()))
         b, saved = widened_for(p, b), tuple([widened_for(p, s) for s in saved])
-        with exact_products(b.device.type):
+        with exact_products(b.device):
             if shared:
                 current.add_shared(call, call.kernel.direct(call, saved, b))
             else:
@@ -557,9 +557,10 @@ class Bookkeeping:
                 self._replace_forwards()
             return self._model(*given, **named)
 
-        leaves = tree_flatten((args, kwargs))[0]
-        both = (current.rows, current.rows)
+        leaves = leaves_of((args, kwargs))[0]
+        both = (current.rows, current.rows) if self._batch_dim is None else None
         self._square = [i for i, x in enumerate(leaves) if isinstance(x, Tensor) and x.shape[:2] == both]
+        bags = bags_of(self._model, lambda: self._run_plain(self._model, args, kwargs), leaves, current.rows)
         try:
             found = probe(
                 self._model,
@@ -573,8 +574,11 @@ class Bookkeeping:
                 self._tell,
                 self._padding,
                 self._calls,
+                self._batch_dim,
+                bags,
             )
             self._units, self._varies, self._looked_at = found.units, self._varies or found.varies, self._calls
+            self._unsure_at = None if found.last else self._calls
             self._watch.may_move |= found.may_move
             self._padding_probed |= self._padding is not None
             self._probed.add(self._layout(args, kwargs))

@@ -443,7 +443,7 @@ def two_linear():
 def test_inputs_that_need_a_gradient_give_the_same_norms(needs_gradient):
     """Taps stand in the graph as hooks or as nodes of their own; where the inputs need a gradient, all as nodes."""
     model, x = two_linear(), torch.randn(5, 4)
-    engine = Bookkeeping(model, dict(model.named_parameters()), loss_reduction="sum", by_rule=True)
+    engine = Bookkeeping(model, dict(model.named_parameters()), loss_reduction="sum")
     engine.install()
     engine.open(5)
     given = x.clone().requires_grad_(needs_gradient)
@@ -459,7 +459,7 @@ def test_inputs_that_need_a_gradient_give_the_same_norms(needs_gradient):
 def test_a_gradient_by_a_way_that_the_look_did_not_take_is_refused(monkeypatch):
     """Were a hook's node not run in the trial (its inputs lead to no tap of ours), its gradient would be taken unseen."""
     model = two_linear()
-    engine = Bookkeeping(model, dict(model.named_parameters()), loss_reduction="sum", by_rule=True)
+    engine = Bookkeeping(model, dict(model.named_parameters()), loss_reduction="sum")
     monkeypatch.setattr("clipwise.norms.bookkeeping._need_gradients", lambda *_: False)
     engine.install()
     engine.open(5)

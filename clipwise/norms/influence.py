@@ -13,7 +13,7 @@ check is never left out. What is shown for the rows and values that were tried:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from typing import Any, Protocol
 
@@ -21,9 +21,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from clipwise.norms.small_batch import Args, Kwargs, Row, broken, far, first, huge, is_float, second, short
+from clipwise.norms.ragged import Cut, Row, leaves_of
+from clipwise.norms.small_batch import Args, Kwargs, broken, far, first, huge, is_float, second, short
 from clipwise.norms.state import Leaf, State, alike
-from clipwise.randomness import COINS, Calm, drawn_since, seed_all
+from clipwise.randomness import COINS, OF_TORCH, Calm, drawn_since, seed_all
 from clipwise.types import Padding, Unsupported
 
 _OF_VALUES = (ValueError, IndexError, RuntimeError, AssertionError)
@@ -76,7 +77,7 @@ class Runs:
             out = self._attempt(*with_, *args, **kwargs)
         self.drawn = drawn_since(seed) | ({"its own"} if self.state.has_generators else set())
         if mode is not None:  # which knows better what torch's generators were asked for
-            self.drawn = self.drawn - {"torch", "cuda"} | mode.drawn
+            self.drawn = self.drawn - OF_TORCH | mode.drawn
         out = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, out)  # a buffer may be put back in place
         self.left = self.state.moved()
         if not again and not calm and draw == 0:
@@ -249,16 +250,20 @@ def mixing(how: str) -> Unsupported:
 # -- padding ------------------------------------------------------------------------------------------------------------
 
 
-def refuse_padding(run: Run, args: Args, kwargs: Kwargs, cuts: list[int | None], padding: Padding) -> None:
+def refuse_padding(run: Run, args: Args, kwargs: Kwargs, cuts: Sequence[Cut], padding: Padding) -> None:
     """The row that is padded most, with its padding and without: the same output, or the longest record of a batch would
     change all the others' gradients."""
-    leaves, spec = tree_flatten((args, kwargs))
+    leaves, spec = leaves_of((args, kwargs))
+    if any(cut is not None and not isinstance(cut, int) for cut in cuts):
+        raise Unsupported(f"{_PADDED} The model is given packed or listed records beside it. {_PAD_TO}")
 
-    def own(x: Any, dim: int | None) -> Any:
+    def own(x: Any, dim: Any) -> Any:
         return x if dim is None else x.detach().index_select(dim, torch.tensor([padding.row] * 2, device=x.device))
 
     rows = [own(x, dim) for x, dim in zip(leaves, cuts, strict=True)]
-    bare = [_without(x, padding, but=dim) if isinstance(x, Tensor) else x for x, dim in zip(rows, cuts, strict=True)]
+    bare: list[Any] = [
+        _without(x, padding, but=dim) if isinstance(x, Tensor) else x for x, dim in zip(rows, cuts, strict=True)
+    ]
     if all(x is y for x, y in zip(rows, bare, strict=True)):
         raise Unsupported(
             f"{_PADDED} No argument of the model has that length, so that it cannot be asked whether it minds. {_PAD_TO}"
@@ -273,7 +278,7 @@ def refuse_padding(run: Run, args: Args, kwargs: Kwargs, cuts: list[int | None],
                 )
 
 
-def _without(x: Tensor, padding: Padding, but: int | None = None) -> Tensor:
+def _without(x: Tensor, padding: Padding, but: Cut = None) -> Tensor:
     """Without the padding, in every dimension (but the one of the rows) that is as long as the padded batch."""
     for dim, size in enumerate(x.shape):
         if dim != but and size in padding.own_length:

@@ -102,8 +102,8 @@ class Kernel:
     """A way to per-example gradients for one kind of layer.
 
     `direct` is required: it serves parameters that are used more than once (tied weights, a module called twice), whose
-    per-example gradients must be added before the norm is taken. `candidates` may offer faster ways; the engine times
-    them once for each shape and keeps the best, or takes the *first* where the choice must not depend on a clock. Those
+    per-example gradients must be added before the norm is taken. `candidates` may offer faster ways, the fastest
+    *first*: the engine takes that one, unless it would store too much (choice.py). Those
     named in `spares` do what direct does and store less: they take its place where it may not store all rows.
     """
 

@@ -29,7 +29,7 @@ def test_frozen_weights_and_biases_on_a_stack():
 
 
 def tape_of(model, x):
-    engine = Bookkeeping(model, dict(model.named_parameters()), loss_reduction="sum", by_rule=True)
+    engine = Bookkeeping(model, dict(model.named_parameters()), loss_reduction="sum")
     engine.install()
     try:
         engine.open(len(x))

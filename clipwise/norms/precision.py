@@ -13,22 +13,21 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
-# As torch.backends asks for them (torch.backends.mkldnn.matmul.fp32_precision), without the way through Python's attributes.
-_ON_CPU = (("mkldnn", "matmul"), ("mkldnn", "conv"), ("mkldnn", "rnn"))
-_ELSEWHERE = (("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn"))
+from clipwise.devices import policy
+
 _REDUCED = ("tf32", "bf16")
 _NOTHING = nullcontext()
+# As torch.backends asks for them, without the way through Python's attributes.
 _precision, _set_precision = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
 
 
-def exact_products(device_type: str) -> AbstractContextManager[None]:
+def exact_products(device: torch.device) -> AbstractContextManager[None]:
     """float32 is multiplied in float32 for the length of a block; the user's settings are given back. Looked up each time
     (autocast belongs to a thread), and free of charge where the user has reduced nothing: a step has a block a layer."""
-    backends = _ON_CPU if device_type == "cpu" else _ELSEWHERE
-    reduced = [(each, was) for each in backends if (was := _precision(*each)) in _REDUCED]
-    if not reduced and not torch.is_autocast_enabled(device_type):
+    reduced = [(each, was) for each in policy(device).precision if (was := _precision(*each)) in _REDUCED]
+    if not reduced and not torch.is_autocast_enabled(device.type):
         return _NOTHING
-    return _restored(device_type, reduced)
+    return _restored(device.type, reduced)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Reduced-precision products of an accelerator, emulated on the CPU: the bound holds all the same."""
 
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from clipwise import devices
 from clipwise.norms import precision
 from clipwise.norms.precision import exact_products
 from clipwise.norms.sensitivity_test import BOUND, clipped_sum
@@ -41,7 +43,8 @@ class Accelerator(TorchDispatchMode):
 
 @pytest.fixture
 def tf32(monkeypatch):
-    monkeypatch.setattr(precision, "_ON_CPU", precision._ELSEWHERE)  # this CPU stands for an accelerator
+    elsewhere = replace(devices._HOST, precision=devices._ACCELERATOR.precision)
+    monkeypatch.setattr(devices, "_HOST", elsewhere)  # this CPU stands for an accelerator
     backends = torch.backends.cuda.matmul, torch.backends.cudnn.conv
     before = [b.fp32_precision for b in backends]
     for b in backends:
@@ -90,7 +93,7 @@ def test_the_users_settings_are_given_back():
     torch.set_float32_matmul_precision("medium")
     try:
         for device, matmul in (("cpu", torch.backends.mkldnn.matmul), ("cuda", torch.backends.cuda.matmul)):
-            with suppress(ZeroDivisionError), exact_products(device):
+            with suppress(ZeroDivisionError), exact_products(torch.device(device)):
                 assert matmul.fp32_precision == "ieee"
                 raise ZeroDivisionError
         assert torch.get_float32_matmul_precision() == "medium"

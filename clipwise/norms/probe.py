@@ -26,18 +26,20 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from clipwise.devices import with_generators
 from clipwise.norms.influence import Runs, grown, mixing, refuse_influence, refuse_padding
 from clipwise.norms.kernel import Kernel
 from clipwise.norms.layers.registry import NotByRule
-from clipwise.norms.small_batch import Args, Kwargs, dimensions_of_rows, first, is_float, second, small_batch
+from clipwise.norms.ragged import Bags, Cut
+from clipwise.norms.small_batch import Args, Kwargs, first, is_float, second, small_batch, ways_to_cut
 from clipwise.norms.units import NDIMS, SPREADABLE, Forward, Unit, signature, spread_shape, swapped, tensor_shapes
 from clipwise.randomness import held, seed_all
 from clipwise.types import Padding, Unsupported
 
 NO_BATCH = "its input has no batch dimension of its own"
 COINCIDENCE = (
-    "The first batch has, by chance, as many records as its second dimension is long; if that is all that is wrong, start again, with "
-    "another seed if you gave one, or another max_physical_batch. Nothing was released"
+    "The first batch has, by chance, as many records as its second dimension is long; if that is all that is wrong, say which dimension "
+    "of the model's arguments has the records: attach(..., batch_dim=0), or 1. Nothing was released"
 )
 NOT_SPREAD = "a parameter of its own cannot be given one value a row"
 OUTSIDE = "a parameter is used outside its layer's forward"
@@ -164,14 +166,15 @@ class Found(NamedTuple):
     units: list[Unit]  # as they must be run
     may_move: set[str]  # parameters and buffers that a forward pass changes, in the same way whatever the records are
     varies: bool  # whether the model may do something else later: it changes a number or a buffer, or draws
+    last: bool = True  # whether the batch has shown enough; if not, the next one is looked at too
 
 
 class _Call(NamedTuple):
-    """How the model was called, and which dimension of each argument is the batch."""
+    """How the model was called, and which dimension of each argument is the batch, or what cuts it."""
 
     args: Args
     kwargs: Kwargs
-    cuts: list[int | None]
+    cuts: list[Cut]
     padding: Padding | None
 
     def rows(self, *rows: Any) -> tuple[Args, Kwargs]:
@@ -190,30 +193,21 @@ def probe(
     notify: Callable[[str], None],
     padding: Padding | None = None,
     seed: int = 0,
+    batch_dim: int | None = None,
+    bags: Mapping[int, Bags] = {},
 ) -> Found:
-    """`attempt(units, look, *args, **kwargs)` calls the model with its units replaced. `seed`: of what is drawn in this look."""
-    devices = {p.device for p in parameters if p.is_cuda}
+    """`attempt(units, look, *args, **kwargs)` calls the model with its units replaced. `seed`: of what is drawn in this look.
+    `batch_dim`: the user's word for where the rows are; `bags`: arguments in which they have no dimension (ragged.py)."""
+    devices = with_generators(parameters)
 
-    def settle(cuts: list[int | None]) -> tuple[Found, list[str]]:
+    def settle(cuts: list[Cut]) -> tuple[Found, list[str]]:
         call = _Call(args, kwargs, cuts, padding)
         with held(devices), torch.enable_grad(), _unsettled(model, parameters, attempt, seed) as runs:
             with suppress(Exception):  # what is wrong may be the spreading: without it the truth comes out
                 return _settle(model, units, parameters, call, runs, may_spread=True)
             return _settle(model, without_spreading, parameters, call, runs, may_spread=False)
 
-    possible = dimensions_of_rows(args, kwargs, rows)
-    cuts = [dims[0] if dims else None for dims in possible]
-    square = rows > 1 and any(len(dims) == 2 for dims in possible)
-    try:
-        found, notices = settle(cuts)
-    except Unsupported as refusal:
-        if square:
-            refusal.add_note(COINCIDENCE)
-        raise
-    except Exception as problem:
-        found, notices = _with_an_argument_left_whole(settle, cuts, problem)
-    if square:
-        _refuse_a_coincidence(settle, possible)
+    found, notices = _read(settle, ways_to_cut(args, kwargs, rows, batch_dim, bags), rows)
     generic = [u for u in found.units if u.is_generic]
     if generic:
         names = ", ".join(f"{u.name or 'the whole model'} ({type(u.module).__name__})" for u in generic)
@@ -390,7 +384,7 @@ def _promoted(model: nn.Module, units: list[Unit], problem: _Promote) -> list[Un
     return [*kept, Unit(name, model.get_submodule(name), None)]
 
 
-def _with_an_argument_left_whole(settle: Callable[[list[int | None]], Any], cuts: list[Any], problem: Exception) -> Any:
+def _with_an_argument_left_whole(settle: Callable[[list[Cut]], Any], cuts: list[Cut], problem: Exception) -> Any:
     """Perhaps one argument is no batch but as long as one: a mask, say, of the length of the texts."""
     cut = [i for i, dim in enumerate(cuts) if dim is not None]
     for i in cut if len(cut) > 1 else []:
@@ -399,11 +393,32 @@ def _with_an_argument_left_whole(settle: Callable[[list[int | None]], Any], cuts
     raise problem
 
 
-def _refuse_a_coincidence(settle: Callable[[list[int | None]], Any], possible: list[list[int]]) -> None:
-    """A square argument (a batch as large as its texts are long): the model must make sense for one reading of it only, or
-    places might be taken for examples."""
+def _read(settle: Callable[[list[Cut]], Any], possible: list[list[Cut]], rows: int) -> tuple[Found, list[str]]:
+    """What the first way to cut each argument shows. A square one (a batch as large as its texts are long) can be read in two
+    ways, and the model must make sense for the first alone, or places might be taken for examples; but one record alone is
+    measured right either way, and the next batch will tell more."""
+    cuts, others = ([dims[i] if dims else None for dims in possible] for i in (0, -1))
+    square, short = cuts != others, any(isinstance(cut, Bags) and cut.few for cut in cuts)
     try:
-        settle([dims[-1] if dims else None for dims in possible])
+        found, notices = settle(cuts)
+    except Exception as problem:
+        if square and rows == 1:
+            found, notices = settle(others)
+            return found._replace(last=False), notices
+        if isinstance(problem, Unsupported):
+            if square:
+                problem.add_note(COINCIDENCE)
+            raise
+        found, notices = _with_an_argument_left_whole(settle, cuts, problem)
+    either = square and _makes_sense(settle, others)
+    if either and rows > 1:
+        raise Unsupported(f"the model would take either of the first two dimensions for the batch. {COINCIDENCE}")
+    return found._replace(last=not (either or short)), notices
+
+
+def _makes_sense(settle: Callable[[list[Cut]], Any], cuts: list[Cut]) -> bool:
+    try:
+        settle(cuts)
     except Exception:
-        return  # no sense: the first dimension is the batch
-    raise Unsupported(f"the model would take either of the first two dimensions for the batch. {COINCIDENCE}")
+        return False
+    return True

@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils._pytree import tree_unflatten
+
+from clipwise.norms.ragged import Bags, Cut, Packed, Row, leaves_of
 
 Args = tuple[Any, ...]  # of a call of a model or module
 Kwargs = dict[str, Any]
 _LARGE = 1e4  # larger numbers could overflow, and say more of a record than of the model; chosen, not measured
 
 
-def dimensions_of_rows(args: Args, kwargs: Kwargs, rows: int) -> list[list[int]]:
-    """For each argument, which of its first two dimensions are as long as the batch."""
-    leaves = tree_flatten((args, kwargs))[0]
-    return [[d for d in range(min(2, x.dim())) if x.shape[d] == rows] if isinstance(x, Tensor) else [] for x in leaves]
+def ways_to_cut(
+    args: Args, kwargs: Kwargs, rows: int, batch_dim: int | None = None, bags: Mapping[int, Bags] = {}
+) -> list[list[Cut]]:
+    """For each argument, which of its first two dimensions are as long as the batch: the one that was declared alone, if it is one of
+    them. `bags` are those without such a dimension, by their place."""
 
+    def of(i: int, x: Any) -> list[Cut]:
+        if isinstance(x, PackedSequence):
+            return [Packed()]
+        if not isinstance(x, Tensor):
+            return []
+        if i in bags:
+            return [bags[i]]
+        dims: list[Cut] = [d for d in range(min(2, x.dim())) if x.shape[d] == rows]
+        return [batch_dim] if batch_dim in dims else dims
 
-Row = Callable[[Tensor, Tensor], Tensor]  # one row (1, ...), made from the first two of the batch
+    return [of(i, x) for i, x in enumerate(leaves_of((args, kwargs))[0])]
 
 
 def first(a: Tensor, b: Tensor) -> Tensor:  # noqa: ARG001
@@ -54,14 +67,16 @@ def short(a: Tensor, b: Tensor) -> Tensor:  # noqa: ARG001
     return torch.cat([a[:, : a.shape[1] - rest], torch.zeros_like(a[:, :rest])], 1)
 
 
-def small_batch(args: Args, kwargs: Kwargs, cuts: list[int | None], rows: Sequence[Row]) -> tuple[Args, Kwargs]:
-    """The call's arguments with these rows instead of its own, each in its dimension (None: left whole). Values are made
+def small_batch(args: Args, kwargs: Kwargs, cuts: Sequence[Cut], rows: Sequence[Row]) -> tuple[Args, Kwargs]:
+    """The call's arguments with these rows instead of its own, each as it is cut (None: left whole). Values are made
     finite; the first two rows differ where they can."""
-    leaves, spec = tree_flatten((args, kwargs))
+    leaves, spec = leaves_of((args, kwargs))
 
-    def resize(x: Any, dim: int | None) -> Any:
+    def resize(x: Any, dim: Cut) -> Any:
         if dim is None:
             return x
+        if not isinstance(dim, int):
+            return dim.made(x, rows, _tame)
         x = x.detach().movedim(dim, 0)
         a = _tame(x[:1])
         b = _tame(x[1:2]) if len(x) > 1 else a.flip(-1) if a.dim() > 1 else a

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from clipwise.devices import in_host_memory
 from clipwise.norms.blocks import Blocks, Unformed
 from clipwise.norms.kernel import Call, Part, wide
 from clipwise.norms.outer import Outer, OuterParts
@@ -35,7 +36,7 @@ def _exact(answer: Callable[..., _Answer]) -> Callable[..., _Answer]:
 
     @wraps(answer)
     def run(self: Tape, *args: Any, **kwargs: Any) -> _Answer:
-        with exact_products(self._parameters[0].device.type):
+        with exact_products(self._parameters[0].device):
             return answer(self, *args, **kwargs)
 
     return run
@@ -50,6 +51,7 @@ class Tape:
         self._outer = _by_type([part for _, part in parts if isinstance(part, Outer)])
         self._scale = scale
         self.rows = rows
+        self._host = in_host_memory(parameters[0].device)
         self._dtypes = set(map(_dtype, parameters))
         # Rounding: of norms, 64 eps over kernel.RUN numbers in 8 lanes, 128 in 4; of weights and their products, 4. Weights
         # shrunk by this much keep the bound true all the same.
@@ -87,10 +89,15 @@ class Tape:
     def _measured(self) -> Tensor:
         """The norms; rows with one that is not finite are taken out."""
         norms = self._squares().sqrt_().mul_(self._scale)
-        # None is below 0: their sum is finite where all of them are. One number to look at, and one operation to get it.
-        if not math.isfinite(norms.sum().item()):
+        if self._may_have_bad(norms):
             self._drop(~norms.isfinite())
         return norms
+
+    def _may_have_bad(self, norms: Tensor) -> bool:
+        """Whether a row is to be taken out. A device is not asked, which would have to do all that it was told before: rows that
+        may not be there are taken out."""
+        # None is below 0: their sum is finite where all of them are. One number to look at, and one operation to get it.
+        return not self._host or not math.isfinite(norms.sum().item())
 
     def _summed(self, weights: Tensor, norms: Tensor, *, last: bool) -> list[Tensor]:
         return self._in_order(self._sums(self._usable(weights, norms), last=last))
@@ -104,13 +111,12 @@ class Tape:
         added: defaultdict[str, list[list[Tensor]]] = defaultdict(blocks.space_for_sums)
         for rows in blocks:
             norms = squares[rows].add_(blocks.form(rows)).sqrt() * self._scale
-            bad = ~norms.isfinite()
-            if bad.any():
-                blocks.drop(bad)
+            if self._may_have_bad(norms):
+                blocks.drop(~norms.isfinite())
             for name, weights in weigh(norms, rows).items():
                 usable[name].append(self._usable(weights, norms))
                 blocks.add_to(added[name], usable[name][-1])
-        if not math.isfinite(squares.sum().item()):
+        if self._may_have_bad(squares):
             self._drop(~squares.isfinite())
         return {name: torch.cat(each) for name, each in usable.items()}, {
             name: [(call, found) for (call, _), found in zip(unformed, blocks.sums(each), strict=True)]

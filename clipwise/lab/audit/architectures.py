@@ -211,9 +211,7 @@ def disagreement(model: nn.Module, batch: dict[str, Tensor], notify: Callable[[s
         loss = model(**{key: x[row : row + 1] for key, x in batch.items()}).loss
         grads = torch.autograd.grad(loss, parameters, allow_unused=True)
         each.append([torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads, strict=True)])
-    engine = Bookkeeping(
-        model, named, loss_reduction="mean", by_rule=True, own_loss=OwnLoss(model, "mean"), notify=notify
-    )
+    engine = Bookkeeping(model, named, loss_reduction="mean", own_loss=OwnLoss(model, "mean"), notify=notify)
     engine.install()
     try:
         engine.open(ROWS)

@@ -96,9 +96,6 @@ def compare(
             progress(f"{workload.name}: memory of {method}", share(turn))
             if "failed" not in results[method]:
                 results[method].update(_memory(workload, method))
-        if "failed" not in results[OURS]:
-            timed = _memory(workload, OURS, ways=results[OURS].pop("ways", {}))
-            results[OURS]["memory_as_timed_mb"] = timed.get("memory_mb")
         comparison.rows += _rows(workload, results)
         if (others := _others(results)) > BUSY:
             comparison.notices.append(
@@ -177,10 +174,10 @@ def _timed(
         return {**failed, **{m: {"failed": str(death)} for m in own}}
 
 
-def _memory(workload: Workload, method: str, **options: Any) -> dict[str, Any]:
+def _memory(workload: Workload, method: str) -> dict[str, Any]:
     try:
         device = str(workload.device)
-        spec = {"task": "memory", "model": workload.name, "method": method, "device": device, **options}
+        spec = {"task": "memory", "model": workload.name, "method": method, "device": device}
         return _work(spec, worker.MEMORY_MALLOC)
     except WorkerDied as death:
         return {"memory_failed": str(death)}
@@ -232,9 +229,6 @@ def _rows(workload: Workload, results: Mapping[str, Mapping[str, Any]]) -> list[
         row["time_ratio"] for row in rows if METHODS.get(row["method"]) and row["method"] not in (workload.base, OURS)
     ]
     rivals = [ratio for ratio in peers if ratio is not None]
-    ours["memory_as_timed_ratio"] = (
-        ours["memory_as_timed_mb"] / base if base and ours.get("memory_as_timed_mb") else None
-    )
     ours["time_target"], ours["memory_target"] = workload.time_target, workload.memory_target
     ours["time_met"] = _met(ours["time_ratio"], workload.time_target)
     ours["memory_met"] = _met(ours["memory_ratio"], workload.memory_target)

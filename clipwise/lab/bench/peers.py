@@ -117,7 +117,7 @@ class Clipwise(Peer):
 
     def facts(self) -> dict[str, Any]:
         charged = sum(event.count for event in self.private.run.ledger.events())
-        facts: dict[str, Any] = {"steps": self.steps, "ledger_steps": charged, "ways": self.private.run.engine.ways}
+        facts: dict[str, Any] = {"steps": self.steps, "ledger_steps": charged}
         if self.notices:
             facts["note"] = " ".join(self.notices)
         return facts

@@ -28,9 +28,7 @@ batch.
   DPMultiheadAttention.
 - **Memory**: a fresh process for each figure: peak resident memory (VmHWM) of making the model and two steps, over the
   resident memory once the method's own library is imported (which favours one that imports much). Weights, gradients, activations and what libraries load on first use
-  count; so does the choice of kernels, which this process makes by its own clock, and fresh memory takes time. With the kernels
-  that the timing process chose, where freed buffers are at hand, the step needs what the column "as timed" says. The second table is stricter: how much the second step alone grew beyond the
-  state before it, so that what every method needs alike does not dilute the ratio. The target is for the first.
+  count. The second table is stricter: how much the second step alone grew beyond the state before it, so that what every method needs alike does not dilute the ratio. The target is for the first.
 """
 
 
@@ -59,7 +57,7 @@ def _tables(
 ) -> list[Section]:
     names = [peer.replace("-", " ") for peer in peers]
     time_columns = ["model", f"{base} ms", OURS, "target", *names, "first step"]
-    memory_columns = ["model", f"{base} MB", OURS, "target", *names, "as timed"]
+    memory_columns = ["model", f"{base} MB", OURS, "target", *names]
     growth_columns = ["model", f"{base} MB", OURS, *names]
     time_cells, memory_cells, growth_cells = [], [], []
     for model, of in models.items():
@@ -82,7 +80,6 @@ def _tables(
                 _figure(ours, "memory_ratio"),
                 _target(ours["memory_target"], ours["memory_met"]),
                 *(_figure(of[p], "memory_ratio") for p in peers),
-                _number(ours.get("memory_as_timed_ratio"), 2),
             ]
         )
         growth_cells.append(

@@ -3,7 +3,7 @@ plain step *of the same round*.
 
 Whatever slows the machine for a while slows both sides of a ratio. The order turns by one place each round, so that
 no method always runs in the cache that the same other one left. Up to three rounds go unmeasured first: in the first,
-Clipwise looks at the model and picks its kernels by the clock, and torch builds its own; what that first step cost is
+Clipwise looks at the model, and torch builds its kernels; what that first step cost is
 reported on its own.
 """
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-WARM_UP_ROUNDS = 3  # not counted: layers choose their ways in these, and caches fill
+WARM_UP_ROUNDS = 3  # not counted: a model is looked at in the first, and caches fill
 BASE = "plain"
 Clock = Callable[[], float]  # seconds
 

@@ -13,7 +13,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,8 +23,7 @@ import torch
 from clipwise.devices import wait_for
 from clipwise.lab.bench import memory, timing
 from clipwise.lab.bench.clipping import time_clipping
-from clipwise.lab.bench.peers import METHODS, Clipwise, Peer
-from clipwise.lab.bench.timing import Stepper
+from clipwise.lab.bench.peers import METHODS, Peer
 from clipwise.lab.bench.workloads import WORKLOADS
 
 _LARGE = str(1 << 34)
@@ -67,24 +66,15 @@ def _when_done(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def measure_memory(
-    model: str, method: str, ways: Mapping[str, str] | None = None, device: str = "cpu"
-) -> dict[str, Any]:
-    """The memory figures of one method on one model; ours with kernels chosen by the clock, or with those given."""
+def measure_memory(model: str, method: str, device: str = "cpu") -> dict[str, Any]:
+    """The memory figures of one method on one model."""
     workload = replace(WORKLOADS[model], device=torch.device(device))
     if not memory.can_measure(workload.device):
         return {"memory_failed": "this system has no /proc/self/status"}
     kind = METHODS[method]
     importlib.import_module("opacus" if method.startswith("opacus") else "clipwise.dropin")
-
-    def make() -> Stepper:
-        stepper = kind(workload)
-        if ways is not None and isinstance(stepper, Clipwise):
-            stepper.private.run.engine.repeat(ways)
-        return stepper
-
     try:
-        return memory.measure(make, workload.device)
+        return memory.measure(partial(kind, workload), workload.device)
     except Exception as error:
         return {"memory_failed": timing.reason(error)}
 

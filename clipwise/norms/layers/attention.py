@@ -2,7 +2,8 @@
 
 torch packs the three input projections into one parameter, used once for self-attention (one tap) or in pieces for
 attention to something else (one tap for each piece); `out_proj` is a child whose forward is never called, so its
-parameters are tapped here too. What lies between has no parameters and is left to autograd: the fused
+parameters are tapped here too. The key and value that `add_bias_kv` puts behind the others are one copy a row of a parameter,
+so that the gradient of a copy is the row's own. What lies between has no parameters and is left to autograd: the fused
 `scaled_dot_product_attention`, or the plain formula softmax(q k^T / sqrt(d) + mask) v where the weights are wanted.
 
 The same function as torch's own, to rounding: masks (bool or float, for all or for each head), padding masks, the
@@ -17,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from clipwise.devices import policy
+from clipwise.norms.kernel import PER_EXAMPLE
 from clipwise.norms.layers.linear import LINEAR
 from clipwise.norms.layers.registry import Tap, layer
 from clipwise.types import Unsupported
@@ -25,7 +28,7 @@ from clipwise.types import Unsupported
 def _supported(module: nn.MultiheadAttention) -> bool:
     plain_out = type(module.out_proj).forward is nn.Linear.forward and not hasattr(module.out_proj, "parametrizations")
     hooked = module.out_proj._forward_pre_hooks  # torch reads out_proj.weight and runs no hook; weight norm lives there
-    return module.bias_k is None and module.bias_v is None and not module.add_zero_attn and plain_out and not hooked
+    return plain_out and not hooked
 
 
 @layer(nn.MultiheadAttention, supports=_supported)
@@ -46,11 +49,16 @@ def attention(
     if is_causal and attn_mask is None:
         raise RuntimeError("is_causal is only a hint about attn_mask; give the mask too")
     rows_dim = 0 if module.batch_first else 1
-    q, k, v = (_heads(x, module) for x in _project_in(module, tap, query, key, value, rows_dim))
+    q, k, v = _project_in(module, tap, query, key, value, rows_dim)
+    q, k, v = (
+        _heads(x, module)
+        for x in (q, _with_more(module, tap, k, rows_dim, "bias_k"), _with_more(module, tap, v, rows_dim, "bias_v"))
+    )
+    more = k.shape[2] - key.shape[1 - rows_dim]
     causal = is_causal and key_padding_mask is None and not need_weights
-    mask = _merged(None if causal else attn_mask, key_padding_mask, q, k.shape[2])
+    mask = _merged(_open(None if causal else attn_mask, more), _open(key_padding_mask, more), q, k.shape[2])
     dropout = module.dropout if module.training else 0.0
-    if need_weights or (dropout and q.device.type == "cpu"):
+    if need_weights or (dropout and policy(q.device).plain_attention):
         # Plain matrix products follow, which would copy tensors of these strides in both passes.
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     weights = None
@@ -94,6 +102,21 @@ def _project_in(
         _linear(tap, x, module.in_proj_weight, bias, rows_dim, part)
         for x, part in zip((query, key, value), parts, strict=True)
     )
+
+
+def _with_more(module: nn.MultiheadAttention, tap: Tap, x: Tensor, rows_dim: int, name: str) -> Tensor:
+    """Keys or values with those behind them that no token has: of `add_bias_kv`, and zeros of `add_zero_attn`."""
+    shape = list(x.shape)
+    shape[1 - rows_dim] = 1
+    if (bias := getattr(module, name)) is not None:
+        copies = bias.detach().view(1, 1, -1).expand(shape).contiguous()
+        x = torch.cat([x, tap(copies, PER_EXAMPLE, {name: bias}, (), rows_dim=rows_dim)], 1 - rows_dim)
+    return torch.cat([x, x.new_zeros(shape)], 1 - rows_dim) if module.add_zero_attn else x
+
+
+def _open(mask: Tensor | None, more: int) -> Tensor | None:
+    """A mask that lets everybody look at so many keys more."""
+    return mask if mask is None or not more else F.pad(mask, (0, more))
 
 
 def _separate(tap: Tap, x: Tensor, weight: Tensor, bias: Tensor | None, rows_dim: int, i: int) -> Tensor:

@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clipwise.devices import policy
+
 SHORT_RUN = 16  # numbers; copies of shorter runs take longer than the memory they move: tried, the figures not kept
 
 
@@ -33,7 +35,7 @@ class Geometry(NamedTuple):
 
 def folds(x: Tensor, geo: Geometry) -> bool:
     """Grey images, a kernel of whole blocks: where the copy that folding is takes less time than it saves."""
-    grey = x.dim() == 4 and x.shape[1] == 1 and x.dtype in (torch.float32, torch.float64) and x.device.type == "cpu"
+    grey = x.dim() == 4 and x.shape[1] == 1 and x.dtype in (torch.float32, torch.float64) and policy(x.device).patches
     return grey and geo.stride == (2, 2) and geo.dilation == (1, 1) and all(k % 2 == 0 and k > 2 for k in geo.kernel)
 
 

@@ -12,7 +12,8 @@ In a bag (a sum or mean over the tokens) every place has the same gradient up to
 
     ||g_i||^2      = |b_i|^2 * sum over distinct tokens of (sum of s_t)^2
 
-and b is never spread over the places. A plain Embedding whose output is summed over the tokens is such a bag too: its
+and b is never spread over the places. Bags in one long list with offsets become rows of one length, with factors of 0 behind
+their ends. A plain Embedding whose output is summed over the tokens is such a bag too: its
 gradient arrives as an expanded tensor, of stride zero; and so is one whose output is averaged, though autograd then
 writes the copies out.
 """
@@ -204,7 +205,30 @@ def _bag(b: Tensor, factors: Tensor | None, places: _Places) -> Part:
     return Ghost(squares, (b,) if factors is None else (b, factors), finish)
 
 
-EMBEDDING, BAG = EmbeddingKernel(), BagKernel()
+class LargestKernel(Kernel):
+    """saved: which token gave each number of the output (rows, d), and whether one did. No two numbers of a row meet in the table:
+    the norm is that of the output's gradient."""
+
+    def direct(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> dict[str, Tensor]:
+        token, there = saved
+        g = b.new_zeros(len(b), *call.params["weight"].shape)
+        return {"weight": g.scatter_(1, token.clamp_min(0).unsqueeze(1), (b * there).unsqueeze(1))}
+
+    def candidates(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> dict[str, Way]:  # noqa: ARG002
+        return {"scattered": self.scattered}
+
+    def scattered(self, call: Call, saved: tuple[Tensor, ...], b: Tensor) -> Part:
+        token, there = saved
+        shape = call.params["weight"].shape
+
+        def finish(w: Tensor, b: Tensor) -> dict[str, Tensor]:
+            return {"weight": b.new_zeros(shape).scatter_add_(0, token.clamp_min(0), scale_rows(b, w))}
+
+        b = b * there
+        return Ghost(sum_of_squares(b), (b,), finish)
+
+
+EMBEDDING, BAG, LARGEST = EmbeddingKernel(), BagKernel(), LargestKernel()
 
 
 def _supported(module: nn.Embedding | nn.EmbeddingBag) -> bool:
@@ -222,17 +246,13 @@ def _supported(module: nn.Embedding | nn.EmbeddingBag) -> bool:
     return True  # sparse=True asks for a sparse gradient, but noise fills every row: ours is dense
 
 
-def _bag_supported(module: nn.EmbeddingBag) -> bool:
-    return _supported(module) and module.mode in ("sum", "mean")
-
-
 @layer(nn.Embedding, supports=_supported)
 def embedding(module: nn.Embedding, tap: Tap, input: Tensor) -> Tensor:
     out = F.embedding(input, module.weight.detach())
     return tap(out, EMBEDDING, {"weight": module.weight}, (input,), Config(module.padding_idx))
 
 
-@layer(nn.EmbeddingBag, supports=_bag_supported)
+@layer(nn.EmbeddingBag, supports=_supported, through=True)
 def embedding_bag(
     module: nn.EmbeddingBag,
     tap: Tap,
@@ -240,17 +260,49 @@ def embedding_bag(
     offsets: Tensor | None = None,
     per_sample_weights: Tensor | None = None,
 ) -> Tensor:
-    if input.dim() != 2 or offsets is not None:
-        raise Unsupported(
-            "EmbeddingBag with one long list of tokens and offsets: which token belongs to which example cannot be "
-            "followed. Give it a 2-D input (rows, length), padded with its padding_idx"
-        )
+    weight, padding = module.weight.detach(), module.padding_idx
+    if module.mode == "max":
+        return _largest(module, tap, input, offsets)
     out = F.embedding_bag(
         input,
-        module.weight.detach(),
+        weight,
+        offsets,
         mode=module.mode,
         per_sample_weights=per_sample_weights,
-        padding_idx=module.padding_idx,
+        include_last_offset=module.include_last_offset,
+        padding_idx=padding,
     )
-    saved = (input,) if per_sample_weights is None else (input, per_sample_weights)
-    return tap(out, BAG, {"weight": module.weight}, saved, Config(module.padding_idx, module.mode))
+    if offsets is None:
+        saved = (input,) if per_sample_weights is None else (input, per_sample_weights)
+        return tap(out, BAG, {"weight": module.weight}, saved, Config(padding, module.mode), rows_dim=0)
+    # As rows of one length: what is beyond a bag's end has the factor 0.
+    places, there = _places_of_bags(input, offsets, len(out))
+    tokens = F.pad(input, (0, 1))[places]
+    factors = there.to(out.dtype) if per_sample_weights is None else F.pad(per_sample_weights.detach(), (0, 1))[places]
+    if module.mode == "mean":
+        real = there if padding is None else there & (tokens != padding)
+        factors = factors / real.sum(1, keepdim=True).clamp_min(1)
+    return tap(out, BAG, {"weight": module.weight}, (tokens, factors), Config(padding), rows_dim=0)
+
+
+def _places_of_bags(tokens: Tensor, offsets: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """(rows, longest): where each bag's tokens stand in the list, and whether there is one (behind all others, if not)."""
+    ends = torch.cat([offsets[1:rows], offsets.new_full((1,), len(tokens)) if len(offsets) == rows else offsets[rows:]])
+    lengths = ends - offsets[:rows]
+    along = torch.arange(max(1, int(lengths.max())), device=tokens.device)
+    there = along < lengths.unsqueeze(1)
+    return torch.where(there, offsets[:rows].unsqueeze(1) + along, len(tokens)), there
+
+
+def _largest(module: nn.EmbeddingBag, tap: Tap, input: Tensor, offsets: Tensor | None) -> Tensor:
+    if offsets is None:
+        offsets = torch.arange(0, max(1, input.numel()), max(1, input.shape[1]), device=input.device)
+        input, last = input.flatten(), False
+    else:
+        last = module.include_last_offset
+    padding = -1 if module.padding_idx is None else module.padding_idx
+    out, _, sizes, token = torch._embedding_bag(
+        module.weight.detach(), input, offsets, False, 2, False, None, last, padding
+    )
+    saved = (token, (sizes > 0).view(-1, 1).expand(out.shape))
+    return tap(out, LARGEST, {"weight": module.weight}, saved, rows_dim=0)

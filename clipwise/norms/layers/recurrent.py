@@ -143,7 +143,7 @@ def forward(
 def _packed(out: Tensor, lengths: Tensor, like: PackedSequence) -> PackedSequence:
     """(T, rows, p) packed in the order of `like`."""
     if like.sorted_indices is not None:
-        out, lengths = out.index_select(1, like.sorted_indices), lengths[like.sorted_indices.cpu()]
+        out, lengths = out.index_select(1, like.sorted_indices), lengths[like.sorted_indices.to(lengths.device)]
     data = pack_padded_sequence(out, lengths).data
     return PackedSequence(data, like.batch_sizes, like.sorted_indices, like.unsorted_indices)
 

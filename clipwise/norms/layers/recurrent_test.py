@@ -40,7 +40,7 @@ def run(model, inputs, *, retain=False, rows=None, notify=pytest.fail):
     """Norms and a weighted sum from the engine."""
     rows = rows or len(inputs[0])
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    engine = Bookkeeping(model, trainable, loss_reduction="sum", by_rule=True, notify=notify)
+    engine = Bookkeeping(model, trainable, loss_reduction="sum", notify=notify)
     engine.install()
     try:
         engine.open(rows)

@@ -43,7 +43,7 @@ class Tap(Protocol):
 class Layer(NamedTuple):
     forward: Callable[..., Any]  # (module, tap, *args, **kwargs) -> output
     supports: Callable[[Any], bool]  # False sends this instance to the generic engine
-    through: bool = False  # its rows are those of what reaches the function inside, not of its own arguments
+    through: bool = False  # its rows are those of what it saves, not of its own arguments
 
 
 LAYERS: dict[type[nn.Module], Layer] = {}
@@ -56,11 +56,13 @@ def own_parameter(module: nn.Module, name: str) -> Any:
     return own[name] if name in own else getattr(module, name)
 
 
-def layer(*kinds: type[nn.Module] | str, supports: Callable[[Any], bool] = lambda _: True) -> Callable[[Rule], Rule]:
+def layer(
+    *kinds: type[nn.Module] | str, supports: Callable[[Any], bool] = lambda _: True, through: bool = False
+) -> Callable[[Rule], Rule]:
     def register(forward: Rule) -> Rule:
         for kind in kinds:
             rules: Any = NAMED if isinstance(kind, str) else LAYERS
-            rules[kind] = Layer(forward, supports)
+            rules[kind] = Layer(forward, supports, through)
         return forward
 
     return register

@@ -52,9 +52,10 @@ class _Slot(int):
 class Witness(TorchFunctionMode):
     """Between `start` and `stop` it takes down what happens to the records, in this thread."""
 
-    def __init__(self, rows: int, records: Any):
+    def __init__(self, rows: int, records: Any, batch_dim: int | None = None):
+        """`batch_dim`: where the rows of the model's arguments are, if that was declared."""
         super().__init__()
-        self.rows = rows
+        self.rows, self._batch_dim = rows, batch_dim
         self.used: float | None = None  # a number that was read from tensors of the batch and given to a function
         self._numbers: list[float] = []  # that were read
         self._left = False  # whether something was taken out of torch
@@ -259,7 +260,7 @@ class Witness(TorchFunctionMode):
             dims = [self._outputs[slot] for slot in leaves]
             found += [(torch.zeros(()), -1) if g is None else (g, dim) for g, dim in zip(grads, dims, strict=True)]
         given = [now[slot].detach() for slot in self._inputs]
-        return found + [(x, self._dim(x)) for x in given if x.is_floating_point()]
+        return found + [(x, self._dim(x, self._batch_dim)) for x in given if x.is_floating_point()]
 
     def _is_source(self, slot: _Slot) -> bool:
         return slot in self._records or slot in self._outputs
@@ -268,9 +269,10 @@ class Witness(TorchFunctionMode):
         dim = self._outputs.get(slot, self._dim(value))
         return value if dim < 0 else value.index_select(dim, order.to(value.device))
 
-    def _dim(self, x: Tensor) -> int:
+    def _dim(self, x: Tensor, declared: int | None = None) -> int:
         """Where the rows of a tensor of the batch are; -1: nowhere."""
-        return next((d for d in range(min(2, x.dim())) if x.shape[d] == self.rows), -1)
+        dims = [d for d in range(min(2, x.dim())) if x.shape[d] == self.rows]
+        return declared if declared in dims else next(iter(dims), -1)
 
 
 def _set_modes(modes: list[TorchFunctionMode]) -> None:
