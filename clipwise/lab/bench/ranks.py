@@ -246,5 +246,6 @@ def markdown(comparison: Comparison, command: str) -> str:
 
 if __name__ == "__main__":
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    sys.stdout.write(json.dumps(work(*map(int, sys.argv[1:4]), sys.argv[4])._asdict()))
+    _rank, _size, _rounds = map(int, sys.argv[1:4])
+    sys.stdout.write(json.dumps(work(_rank, _size, _rounds, sys.argv[4])._asdict()))
     sys.stdout.flush()
