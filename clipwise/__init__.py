@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from clipwise import hf as hf
     from clipwise import lightning as lightning
     from clipwise import losses as losses
+    from clipwise.checking import check
     from clipwise.dropin import Private, attach
     from clipwise.estimators import PrivateClassifier, PrivateRegressor
     from clipwise.fixing import fix
@@ -46,6 +47,7 @@ _HOME = {
     "TrainedModel": "clipwise.training.trained",
     "Unsupported": "clipwise.types",
     "attach": "clipwise.dropin",
+    "check": "clipwise.checking",
     "detach": "clipwise.guards",
     "fit": "clipwise.loop.fit",
     "fix": "clipwise.fixing",
@@ -74,6 +76,7 @@ __all__ = [
     "TrainedModel",
     "Unsupported",
     "attach",
+    "check",
     "detach",
     "fit",
     "fix",

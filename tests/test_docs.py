@@ -54,11 +54,15 @@ def test_the_loops_of_the_page_on_hugging_face_run(capsys, tmp_path, monkeypatch
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     monkeypatch.chdir(tmp_path)
-    codes = blocks(ROOT / "docs" / "hugging_face.md")
+    *codes, of_trl = blocks(ROOT / "docs" / "hugging_face.md")
     assert len(codes) == 2
     for code in codes:
         exec(compile(code, "hugging_face.md", "exec"), {"__name__": "page"})
         assert "one class a record" in capsys.readouterr().out
+    pytest.importorskip("trl")
+    monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
+    exec(compile(of_trl, "hugging_face.md", "exec"), {"__name__": "page"})
+    assert "one loss a pair" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -41,7 +41,7 @@ LAYERS = (
     ("mechanism", "checkpoint", "guards", "losses", "shards"),
     STAGES,
     ("plans", "own_loss"),
-    ("step", "facts"),
+    ("step", "facts", "checking"),
     ("state", "resuming"),
     ("run",),
     ("automatic",),

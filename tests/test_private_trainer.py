@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import clipwise
 from clipwise.types import BadArgument, Unsupported
@@ -205,3 +205,47 @@ def test_a_loader_that_accelerate_prepared_is_refused_by_name():
     )
     with pytest.raises(Unsupported, match=r"prepared by accelerate.*before accelerator.prepare"):
         clipwise.attach(one, optimizer, loader, epsilon=3.0, delta=1e-3, epochs=1)
+
+
+def with_adapters(folder, **options):
+    peft = pytest.importorskip("peft")
+    adapters = peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query", "value"])
+    args = arguments(folder, max_steps=4, save_steps=2)
+    return clipwise.hf.PrivateTrainer(
+        peft.get_peft_model(model(), adapters), args, train_dataset=records(), epsilon=8.0, **options
+    )
+
+
+def test_adapters_that_are_loaded_are_those_that_were_trained(tmp_path):
+    peft = pytest.importorskip("peft")
+    one = with_adapters(tmp_path)
+    one.train()
+    loaded = dict(peft.PeftModel.from_pretrained(model(), tmp_path / "checkpoint-4").named_parameters())
+    for name, p in one.model.named_parameters():
+        torch.testing.assert_close(loaded[name], p, rtol=0, atol=0, msg=name)
+
+
+def test_a_checkpoint_that_lacks_what_was_trained_is_named(tmp_path):
+    with_adapters(tmp_path, seed=3).train()
+    file = tmp_path / "checkpoint-2" / "adapter_model.safetensors"
+    kept = load_file(file)
+    spoilt = next(name for name in kept if "lora_B" in name)
+    save_file({**kept, spoilt: torch.zeros_like(kept[spoilt])}, file)
+    again = with_adapters(tmp_path, seed=3)
+    with pytest.warns(UserWarning, match=r"does not hold 1 of the trained parameters as they were \(.*lora_B"):
+        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert again.state.global_step == 4
+
+
+@pytest.mark.parametrize(("stated", "steps", "rate"), [(5e-5, 12, 1e-3), (5e-5, 600, 5e-4), (3e-5, 12, 3e-5)])
+def test_where_no_rate_is_stated_it_goes_by_the_number_of_steps(tmp_path, stated, steps, rate):
+    class Stop(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):  # noqa: ARG002
+            control.should_training_stop = True
+
+    more = {"learning_rate": stated, "max_steps": steps, "lr_scheduler_type": "constant", "save_strategy": "no"}
+    one = trainer(tmp_path, more=more, callbacks=[Stop()])
+    one.train()
+    assert one.optimizer.param_groups[0]["lr"] == pytest.approx(rate)
+    assert bool(one.statement().automatic) == (rate != stated)
+    assert all(f"{rate:.2g}, for {steps} steps" in said for said in one.statement().automatic)

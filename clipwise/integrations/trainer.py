@@ -14,6 +14,7 @@ protected.
 from __future__ import annotations
 
 import copy
+import logging
 import math
 import warnings
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
+from clipwise.checking import Moved
 from clipwise.run import Run
 from clipwise.statement import Statement
 from clipwise.step import backward_pass
@@ -38,6 +40,10 @@ except ModuleNotFoundError as error:
 LEDGER, STATE = "ledger.jsonl", "clipwise"  # in output_dir; in a checkpoint
 # Threshold-free: a gradient is brought to the bound whatever its norm is, and an Adam step does not mind which bound.
 METHOD = "auto-s"
+# Adam moves a weight by about the rate a step. The Trainer's own 5e-5 is for some 6,000 steps, which is this way in all; a private
+# run takes few steps of many records, and would stand still. Adapters begin at nothing, and may go faster than weights that
+# were trained before, which noise would wash out. Chosen by this reasoning, and not tuned.
+WAY, FASTEST = 0.3, {True: 1e-2, False: 1e-3}
 _OF_RECORDS = ("loss", "train_loss", "grad_norm", "total_flos", "num_input_tokens_seen", "train_tokens_per_second")
 
 
@@ -102,6 +108,10 @@ class PrivateTrainer(transformers.Trainer):
         loss: Tensor = model(**inputs).loss
         return loss
 
+    def collate(self) -> Any:
+        """What makes a batch of training records, with one row a record; the Trainer's own unless it is overridden."""
+        return self.data_collator
+
     def _run(self) -> Run:
         if self.run is None:
             raise LoopMisuse("trainer.train() has not begun; there is nothing to say of its privacy")
@@ -118,7 +128,7 @@ class PrivateTrainer(transformers.Trainer):
         return done._replace(training_loss=math.nan)
 
     def get_train_dataloader(self) -> Any:
-        dataset, collate = self.train_dataset, self.data_collator
+        dataset, collate = self.train_dataset, self.collate()
         if dataset is None or isinstance(dataset, IterableDataset):
             raise BadArgument(
                 f"train_dataset={type(dataset).__name__}: records are drawn by number; give a data set with a length"
@@ -133,13 +143,32 @@ class PrivateTrainer(transformers.Trainer):
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
         self._coming = (max_steps, train_dataloader, resume_from_checkpoint)
+        said = self._choose_rate(max_steps)
         try:
             prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         finally:
             self._coming = None
+        loaded = {name: p.detach().clone() for name, p in _trained(self._run().model)} if resume_from_checkpoint else {}
         self._run().restore()
+        _say_of_other_weights(self._run().model, loaded)
+        self._run().automatic += said
         self._run().engine.install()
         return prepared
+
+    def _choose_rate(self, steps: int) -> list[str]:
+        """Where no rate is stated, one for so few steps; what the statement says of it."""
+        usual = type(self.args).__dataclass_fields__["learning_rate"].default
+        adam = "adam" in str(getattr(self.args.optim, "value", self.args.optim))
+        if self.args.learning_rate != usual or self.optimizer is not None or not adam:
+            return []
+        adapters = hasattr(self.model, "peft_config")
+        self.args.learning_rate = min(FASTEST[adapters], max(usual, WAY / steps))
+        said = (
+            f"learning rate {self.args.learning_rate:.2g}, for {steps} steps: none was stated, or the {usual:g} that stands for none, which is for "
+            "thousands of steps without noise"
+        )
+        logging.getLogger(__name__).warning("clipwise: %s. State another to have it", said)
+        return [said]
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Here the optimizer is made, and the state of an earlier run not yet loaded: a run that goes on looks as it began."""
@@ -277,12 +306,32 @@ def _state_in(checkpoint: str) -> Path:
     return folder
 
 
+def _trained(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    return ((name, p) for name, p in model.named_parameters() if p.requires_grad)
+
+
+def _say_of_other_weights(model: torch.nn.Module, loaded: dict[str, Tensor]) -> None:
+    """A checkpoint of the Trainer that does not hold what was trained (a head that an adapter leaves out, say) is seen here: the
+    run keeps all of it itself."""
+    others = [name for name, p in _trained(model) if name in loaded and not torch.equal(p, loaded[name])]
+    if others:
+        warnings.warn(
+            f"clipwise: the Trainer's own checkpoint does not hold {len(others)} of the trained parameters as they were ({others[0]}, ...); the run's "
+            "own state has them, and goes on. A model loaded from that checkpoint would not be the one that was trained: for peft name the "
+            "module in modules_to_save",
+            stacklevel=3,
+        )
+
+
 def _step_by(run: Run, optimizer: Any) -> Any:
     """optimizer.step() completes the logical step of the run; what is returned gives it back."""
     own, plain = optimizer.__dict__.get("step"), optimizer.step
+    moved = Moved(dict(_trained(run.model)))
 
     def step(_: Any, closure: Any = None) -> Any:  # noqa: ARG001
+        moved.begin(group["lr"] for group in optimizer.param_groups)
         done = run.stepper.complete(plain)
+        moved.end()
         run.stepper.whereabouts.end()
         return done
 

@@ -114,6 +114,16 @@ class Bookkeeping:
         self._held_back = HeldBack(self.parameters, self._names)
         self._hooks: list[Any] = []
 
+    @property
+    def units(self) -> list[Unit]:
+        """What is tapped, and how; as the last look at the model settled it."""
+        return list(self._units)
+
+    @property
+    def used(self) -> set[int]:
+        """Ids of the parameters that forward passes of the open batch have used."""
+        return set() if self._pass is None else set(self._pass.uses)
+
     # -- in and out of the model ---------------------------------------------------------------------------------------
 
     def install(self) -> None:
