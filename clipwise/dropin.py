@@ -42,6 +42,7 @@ from clipwise.automatic.prepare import accompany, begin
 from clipwise.automatic.task import OfBatch, Task, inferred, of_batches
 from clipwise.mechanism import split, takes_options
 from clipwise.norms import Members
+from clipwise.prepared import as_it_was
 from clipwise.run import Run
 from clipwise.sampling import check_loader
 from clipwise.statement import Statement
@@ -345,6 +346,7 @@ def attach(
         earlier: ledgers of earlier runs on the same data, whose charges count in this budget.
         resume: a folder that `private.save` wrote to; the run goes on from its last whole checkpoint.
     """
+    loader, optimizer, lr_scheduler = as_it_was(loader, optimizer, lr_scheduler)
     choice = choose(*split(options), Stated(check_loader(loader), optimizer, lr, loader.batch_size, open_ended=True))
     _check_scheduler(lr_scheduler, optimizer, choice)
     made = _optimizer(model, optimizer, choice)

@@ -57,6 +57,11 @@ def refuse_model(model: nn.Module) -> None:
                     "shard its modules by torch's fully_shard, or leave it whole in each process (docs/distributed.md)"
                 )
             raise Unsupported(f"{where} a {kind.__name__}, which splits batches or weights over devices; {remedy}")
+        if kind.__module__.startswith("keras."):
+            raise Unsupported(
+                f"{where} of Keras ({kind.__name__}), whose layers read their weights from variables of their own, past torch's modules, so that they cannot "
+                "be recorded; build the model of torch.nn layers, and load the weights into it"
+            )
         if isinstance(module, torch.jit.ScriptModule):
             raise Unsupported(
                 f"{where} a torch.jit module ({kind.__name__}), whose compiled forward pass cannot be recorded; attach the Python "

@@ -43,6 +43,13 @@ def test_the_adversarial_loop_of_the_docs_runs():
     assert "private.outside() was used" in names["private"].statement().to_markdown()
 
 
+@pytest.mark.parametrize("page", ["from_tf_privacy.md", "from_jax_privacy.md"])
+def test_the_loop_of_a_page_for_who_comes_from_elsewhere_runs(page, capsys):
+    (code,) = blocks(ROOT / "docs" / page)
+    exec(compile(code, page, "exec"), {"__name__": "page"})
+    assert re.match(r"epsilon \d+\.\d{3} at delta 1e-05", capsys.readouterr().out)
+
+
 def test_the_loop_of_the_page_for_who_comes_from_opacus_runs(capsys):
     (code,) = blocks(ROOT / "docs" / "from_opacus.md")
     exec(compile(code, "from_opacus.md", "exec"), {"__name__": "page"})

@@ -37,6 +37,7 @@ LAYERS = (
         "ranks",
         "proportion",
         "modes",
+        "prepared",
     ),
     ("mechanism", "checkpoint", "guards", "losses", "shards"),
     STAGES,

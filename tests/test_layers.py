@@ -119,3 +119,9 @@ def test_packed_sequences_are_a_model_s_own_argument():
         else:
             model(given).square().sum().backward()
             assert engine.close().rows == 3
+
+
+def test_a_model_of_keras_is_refused_by_name():
+    kind = type("Dense", (nn.Linear,), {"__module__": "keras.src.layers.core.dense"})
+    with pytest.raises(Unsupported, match=r"of Keras \(Dense\).*torch\.nn layers"):
+        trained(nn.Sequential(kind(3, 2)), TensorDataset(torch.randn(4, 3), torch.arange(4) % 2), 2)

@@ -196,17 +196,6 @@ def test_a_stream_of_records_is_refused(tmp_path):
         one.train()
 
 
-def test_a_loader_that_accelerate_prepared_is_refused_by_name():
-    accelerate = pytest.importorskip("accelerate")
-    one = model()
-    optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
-    loader = accelerate.Accelerator(cpu=True).prepare(
-        torch.utils.data.DataLoader(records(), batch_size=8, shuffle=True)
-    )
-    with pytest.raises(Unsupported, match=r"prepared by accelerate.*before accelerator.prepare"):
-        clipwise.attach(one, optimizer, loader, epsilon=3.0, delta=1e-3, epochs=1)
-
-
 def with_adapters(folder, **options):
     peft = pytest.importorskip("peft")
     adapters = peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query", "value"])

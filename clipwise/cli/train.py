@@ -83,10 +83,12 @@ def train(
 
     # All that can be refused is refused before the folder is made; what has no need of torch, before it is imported.
     from clipwise.training import folder as run_folder
-    from clipwise.training.tensorboard import require_tensorboard
+    from clipwise.training.tensorboard import require, require_tensorboard
 
     if asked.tensorboard:
         require_tensorboard()
+    if asked.log_to:
+        require(asked.log_to)
     from clipwise.training.execute import load_asked, make_network
     from clipwise.training.resolve import resolve as resolved
     from clipwise.training.unfinished import begun, forget_if_unspent, refuse_other_settings, unfinished_beside

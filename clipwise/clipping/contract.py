@@ -117,6 +117,7 @@ def bounded(weights: Tensor, norms: Tensor, l2_bound: float) -> Tensor:
     Every method ends its `decide` here, so that the bound holds by construction even where its own formula overflows
     or underflows.
     """
-    unusable = (norms < torch.inf).logical_and_(weights.abs() < torch.inf).logical_not_()  # NaN is below nothing
     smallest = torch.finfo(norms.dtype).tiny  # below it the ceiling stays where it is, which is lower than it need be
-    return torch.minimum(weights, l2_bound / norms.clamp_min(smallest)).masked_fill_(unusable, 0.0)
+    ceiling = norms.clamp_min(smallest).reciprocal_().mul_(l2_bound)
+    usable = weights.abs().add_(norms) < torch.inf  # both are finite where their sum is; NaN is below nothing
+    return torch.where(usable, torch.minimum(weights, ceiling), 0.0)

@@ -60,7 +60,7 @@ def best_threshold(shares: Tensor, middles: Tensor, noise: float, start: float) 
         candidates = torch.arange(1, 21, dtype=torch.float64) * (best / 10)
         excess = (middles[None, :] - candidates[:, None]).clamp_min(0).square() @ shares
         place = int((noise * candidates.square() + excess).argmin())
-        best = float(candidates[place])
+        best = (place + 1) * (best / 10)
         if place not in (0, 19):
             break
     return best

@@ -65,7 +65,8 @@ class HistogramMethod(Method):
 
     def decide(self, state: HistogramState, norms: Tensor, groups: Tensor | None = None) -> Decision:  # noqa: ARG002
         place = (norms * (self.bins / state.range)).nan_to_num(0.0).clamp(0, self.bins - 1).long()
-        rows = torch.nn.functional.one_hot(place, self.bins).to(norms.dtype) * norms.isfinite()[:, None]
+        there = place[:, None] == torch.arange(self.bins, device=norms.device)  # one_hot would look at the values
+        rows = there.to(norms.dtype) * norms.isfinite()[:, None]
         return Decision(bounded(torch.ones_like(norms), norms, state.threshold), {"histogram": rows})
 
     def norms_seen(self, counts: Tensor, range_: float) -> tuple[float, float]:

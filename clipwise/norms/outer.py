@@ -54,7 +54,7 @@ class _Stack:
     def squares(self) -> Tensor:
         first, of_b = self.parts[0], lengths(self.b)
         of_a = lengths(self.a) if first.weight else torch.zeros_like(of_b)
-        return _squares(of_a, of_b, [first.bias], max(self.a.shape[2], self.b.shape[2]), self.b.dtype)
+        return _squares(of_a.double(), of_b.double(), [first.bias], max(self.a.shape[2], self.b.shape[2]), self.b.dtype)
 
     def drop_rows(self, bad: Tensor) -> None:
         bad = bad.view(1, -1, 1)
@@ -107,7 +107,7 @@ class OuterParts:
         parts = self._single
         of_b = [lengths(part.b) for part in parts]
         of_a = [lengths(part.a) if part.weight else torch.zeros_like(b) for part, b in zip(parts, of_b, strict=True)]
-        both = torch.stack([*of_a, *of_b])
+        both = torch.stack([*of_a, *of_b]).double()
         biases = [part.bias for part in parts]
         widest = max(max(part.a.shape[1], part.b.shape[1]) for part in parts)
         return _squares(both[: len(parts)], both[len(parts) :], biases, widest, parts[0].b.dtype)
@@ -126,8 +126,9 @@ class OuterParts:
 
 
 def _squares(of_a: Tensor, of_b: Tensor, biases: Sequence[bool], widest: int, dtype: torch.dtype) -> Tensor:
-    """|b|^2 (|a|^2 + 1), added up, of lengths (layers, rows); never less for squares that underflow, of the widest."""
+    """|b|^2 (|a|^2 + 1), added up, of lengths (layers, rows) in float64, whose memory is used; never less for squares that underflow,
+    of the widest."""
     lost = widest * torch.finfo(dtype).smallest_normal
-    of_a, of_b = of_a.double().square_(), of_b.double().square_().add_(lost)
+    of_a, of_b = of_a.square_(), of_b.square_().add_(lost)
     of_a += 1.0 + lost if all(biases) else of_a.new_tensor(biases).unsqueeze(1) + lost
     return of_a.mul_(of_b).sum(0)

@@ -141,7 +141,7 @@ class Tape:
             parts.drop_rows(bad)
 
     def _usable(self, weights: Tensor, norms: Tensor) -> Tensor:
-        return weights.to(norms).masked_fill(~(norms < torch.inf), 0).mul_(self._scale)
+        return torch.where(norms < torch.inf, weights.to(norms), 0.0).mul_(self._scale)
 
     def _sums(self, usable: Tensor, *, last: bool) -> Iterator[_Sums]:
         usable_as = {dtype: usable.to(wide(dtype)) for dtype in self._dtypes}

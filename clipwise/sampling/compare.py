@@ -87,6 +87,12 @@ def _compare_tensors(found: Found, path: Path, whole: Tensor, alone: list[Tensor
     if not dims:
         if all(same(whole, each) for each in alone):
             return
+        if whole.dim() and len(whole) == sum(len(each) for each in alone if each.dim()) and count > 1:
+            raise _refusal(
+                path,
+                "has no dimension in which its rows are the records: it is one list of all their values (for an EmbeddingBag with offsets?). Let collate "
+                "pad them to rows and give their lengths, and make the list in the model's forward; or give the bag the rows, with a padding_idx",
+            )
         raise _refusal(path, "has no dimension in which its rows are the records (one row each), and changes with them")
     problem: Unsupported | None = None
     for d in dims:  # more than one where a length is 1 and the number of records by chance

@@ -175,9 +175,8 @@ def check_loader(loader: DataLoader[Any]) -> int:
         )
     if type(loader).__module__.startswith("accelerate."):
         raise Unsupported(
-            "loader: it was prepared by accelerate, which draws and cuts batches in its own way; give attach() the DataLoader as it was before "
-            "accelerator.prepare(), and go through private.loader. In one process model and optimizer need no preparing either; move "
-            "batches to the device yourself"
+            "loader: it was prepared by accelerate, which draws and cuts batches in its own way, and the DataLoader inside it cannot be found; give "
+            "the DataLoader as it was before accelerator.prepare(), and go through private.loader (docs/accelerate.md)"
         )
     if loader.batch_size is None:
         raise Unsupported(

@@ -8,8 +8,8 @@ import errno
 import math
 import signal
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ from clipwise.training.prepare import prepare
 from clipwise.training.record import Record
 from clipwise.training.resolve import optimizer_of
 from clipwise.training.signals import StopRequests, stop_requests
-from clipwise.training.tensorboard import EventLog
+from clipwise.training.tensorboard import LOGS, EventLog, Log
 from clipwise.training.unfinished import SameSettings
 from clipwise.types import ClipwiseError
 
@@ -110,9 +110,9 @@ def train_into(
             dataset, charged = prepare(folder, settings, dataset, resume=resume)
             if placeholders:  # how wide a record is may have been released just now
                 network = make_network(settings, dataset)
-            with _event_log(settings, folder) as log:
+            with _logs(settings, folder) as logs:
                 parts = _for_training(settings, dataset, network, on_rows, notice)
-                record = Record(folder, log, on_step, on_epoch, notice)
+                record = Record(folder, logs, on_step, on_epoch, notice)
                 keeping = Keeping(folder.checkpoints, every_steps, rescue=rescue, stop=stop, notify=notice)
                 written: list[tuple[dict[str, Any], Statement]] = []
 
@@ -180,14 +180,21 @@ def _number_figures(dataset: DataSet, done: Fit, test_part: TensorDataset | None
     return {"errors": number_errors(right, predicted)}
 
 
-def _event_log(settings: TrainConfig, folder: RunFolder) -> closing[EventLog] | nullcontext[None]:
-    """TensorBoard's events, where they were asked for: in the run folder, or under its name in a folder for many runs."""
-    if not settings.tensorboard or not folder.writes:
-        return nullcontext()
-    within_run = settings.tensorboard is True
-    return closing(
-        EventLog(folder.path / "tensorboard" if within_run else Path(str(settings.tensorboard)) / folder.path.name)
-    )
+@contextmanager
+def _logs(settings: TrainConfig, folder: RunFolder) -> Iterator[list[Log]]:
+    """What was asked for: TensorBoard's events in the run folder, or under its name in a folder for many runs; a run elsewhere."""
+    logs: list[Log] = []
+    if settings.tensorboard and folder.writes:
+        within_run = settings.tensorboard is True
+        logs.append(
+            EventLog(folder.path / "tensorboard" if within_run else Path(str(settings.tensorboard)) / folder.path.name)
+        )
+    if settings.log_to and folder.writes:
+        logs.append(LOGS[settings.log_to](folder.path.name))
+    with ExitStack() as stack:
+        for log in logs:
+            stack.callback(log.close)
+        yield logs
 
 
 def _own_encoder(asked: TrainConfig) -> Encoder | None:

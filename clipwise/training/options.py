@@ -76,6 +76,9 @@ class TrainConfig(Mechanism, Performance, OwnData):
     tensorboard: bool | str | None = Field(
         None, description="Also log for TensorBoard, public and released values only: in the run folder, or in DIR."
     )
+    log_to: Literal["mlflow", "wandb"] | None = Field(
+        None, description="Also log to MLflow or Weights & Biases, public and released values only: mlflow or wandb."
+    )
     after: list[str] = Field(
         default_factory=list, description="An earlier run on the same data, whose charges count in this budget."
     )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from clipwise.training.folder import RunFolder, finite
-from clipwise.training.tensorboard import EventLog
+from clipwise.training.tensorboard import Log
 
 PATH_POINTS = 1000  # of path.jsonl, at most: more than a chart has dots
 
@@ -19,12 +19,12 @@ class Record:
     def __init__(
         self,
         folder: RunFolder,
-        log: EventLog | None,
+        logs: Sequence[Log],
         on_step: Callable[[dict[str, Any], int], None],
         on_epoch: Callable[[dict[str, Any]], None],
         notice: Callable[[str], None],
     ):
-        self._folder, self._log, self._notice = folder, log, notice
+        self._folder, self._logs, self._notice = folder, logs, notice
         self._on_step, self._on_epoch = on_step, on_epoch
         self._lines: list[dict[str, Any]] = []
         self._path: list[dict[str, Any]] = []
@@ -32,8 +32,8 @@ class Record:
     def step(self, values: dict[str, Any], planned: int) -> None:
         if values["step"] % math.ceil(planned / PATH_POINTS) == 0:
             self._path.append(finite(values))
-            if self._log:
-                self._log.step(values)
+            for log in self._logs:
+                log.step(values)
         self._on_step(values, planned)
 
     def epoch(self, line: dict[str, Any]) -> None:
@@ -42,8 +42,8 @@ class Record:
             self.write(self._folder)
         except OSError as error:
             self._notice(f"{self._folder.path} cannot be written ({error}); training goes on")
-        if self._log:
-            self._log.epoch(line)
+        for log in self._logs:
+            log.epoch(line)
         self._on_epoch(line)
 
     def write(self, folder: RunFolder) -> None:

@@ -79,7 +79,7 @@ class SameSettings:
     then. Where things lie may change; whether the data is the same is known by its fingerprint."""
 
     def __init__(self, settings: TrainConfig):
-        self._options = json.loads(settings.model_dump_json(exclude={"out", "data", "tensorboard", "after"}))
+        self._options = json.loads(settings.model_dump_json(exclude={"out", "data", "tensorboard", "log_to", "after"}))
 
     def state_dict(self) -> dict[str, Any]:
         return {"options": self._options}

@@ -21,7 +21,7 @@ from clipwise.models import MODELS, get_architecture, records_of
 from clipwise.training.execute import load_asked
 from clipwise.training.options import TrainConfig
 from clipwise.training.resolve import resolve
-from clipwise.training.tensorboard import require_tensorboard
+from clipwise.training.tensorboard import require, require_tensorboard
 from clipwise.types import BadArgument
 
 _Read = dict[str, DataSet | Source]
@@ -46,6 +46,8 @@ def _check(config: TrainConfig, read: _Read, built: set[str]) -> None:
         validate.choice("model", config.model, MODELS)
     if config.tensorboard:
         require_tensorboard()
+    if config.log_to:
+        require(config.log_to)
     key = repr((config.data, config.own, config.loss))
     if key not in read:
         if is_file(config.data):

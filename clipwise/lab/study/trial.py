@@ -21,6 +21,7 @@ from clipwise.training.options import TrainConfig
 _NO_PART = {
     "out",
     "tensorboard",
+    "log_to",
     "unit",
     "unsafe_diagnostics",
     *Performance.model_fields,
