@@ -385,6 +385,7 @@ def test_checks_are_clocked_once_and_given_back(monkeypatch):
         "precision",
     }
     assert all(value > 0 for kind, value in row["later_us_by_kind"].items() if kind not in ("collate", "loop"))
+    assert {"added", "added_at_first_ms", "added_a_later_step_us"} <= set(row)
     assert row["share"] == pytest.approx(sum(row["share_by_kind"].values()))
     clock = checks.Clock()
     clock.now = iter([0.0, 1.0]).__next__  # the outermost alone asks for the time

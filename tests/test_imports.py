@@ -58,7 +58,7 @@ LAYERS = (
     ("lab.tuning",),
     ("lab.study",),
     ("lab.report",),
-    ("lab.fairness", "lab.watch"),
+    ("lab.fairness", "lab.watch", "lab.figures"),
     ("cli",),
     ("__main__",),
 )
