@@ -216,6 +216,7 @@ class Private:
             raise LoopMisuse(
                 "optimizer.step() came inside a block of private.outside(); nothing was changed. Call it after the block"
             )
+        self.run.stepper.rest()
         self._refuse_changed_parameters()
         self.stepped = self.run.stepper.absorb()
         if self.stepped:

@@ -30,6 +30,7 @@ def study(
     listed: Annotated[bool, typer.Option("--list", help="List the study files, and run nothing.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="The file's short version, in minutes.")] = False,
     jobs: Annotated[int | None, typer.Option(help="Runs at once; by default, one a core.")] = None,
+    executor: Annotated[str, typer.Option(help="Where they run: local (this machine) or ray (a cluster).")] = "local",
     out: Annotated[Path | None, typer.Option(help="Where results go; an earlier study there goes on.")] = None,
     publish: Annotated[
         Path | None, typer.Option(help="Also write NAME.md, NAME.jsonl and pictures to this folder (docs/results).")
@@ -48,7 +49,7 @@ def study(
         raise BadArgument("FILE: no study was named; give a name from `clipwise study --list`, or a TOML file")
     made = read_study(file, quick=quick)
     folder = out or Path("runs") / f"study-{made.name}{'-quick' if quick else ''}"
-    lines, failures = (found_there(made, folder), []) if as_it_is else run_and_tell(made, folder, jobs)
+    lines, failures = (found_there(made, folder), []) if as_it_is else run_and_tell(made, folder, jobs, executor)
     about = made.about(f"clipwise study {file}{' --quick' if quick else ''}")
     table = to_markdown(about, lines)
     about.write(folder)
@@ -94,7 +95,9 @@ def found_there(made: Study, folder: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def run_and_tell(made: Study, folder: Path, jobs: int | None) -> tuple[list[dict[str, Any]], list[Outcome]]:
+def run_and_tell(
+    made: Study, folder: Path, jobs: int | None, executor: str = "local"
+) -> tuple[list[dict[str, Any]], list[Outcome]]:
     """Run what is missing of a study, and show on stderr how it goes."""
     from clipwise.cli.study_progress import Progress
     from clipwise.lab.study import run_study
@@ -103,7 +106,7 @@ def run_and_tell(made: Study, folder: Path, jobs: int | None) -> tuple[list[dict
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the runs under way, as Ctrl-C does
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would ignore it
     with Progress(made, folder, jobs, output.messages()).shown() as watcher:
-        return run_study(made, folder, jobs=jobs, watcher=watcher)
+        return run_study(made, folder, jobs=jobs, watcher=watcher, executor=executor)
 
 
 def some_failed(made: Study, failures: list[Outcome]) -> ClipwiseError:

@@ -74,16 +74,20 @@ class Bookkeeping:
         generic: bool = False,
         own_loss: Any = None,
         batch_dim: int | None = None,
+        whole: Mapping[str, nn.Parameter] | None = None,
         notify: Callable[[str], None] = warnings.warn,
     ):
         """`loss_declared` is None, or "row-wise": the user's word for a loss that cannot be proved so (loss/proof.py). `generic` runs the whole model under torch.func, for models that change shape from call to call, or for
         comparison. `own_loss` makes the loss of a model that computes its own (own_loss.py). `batch_dim` is the user's word for the
-        dimension of the model's arguments that has the records, where shapes could mean two."""
+        dimension of the model's arguments that has the records, where shapes could mean two. `whole`: what the layers hold in a pass, where that is not
+        `parameters` themselves, which are cut over processes (shards.py)."""
         refuse_mixing_layers(model)
         refuse_without_wide_type(parameters.values())
         self._model = model
-        self._names = {id(p): name for name, p in parameters.items()}
-        self._parameters = list(parameters.values())
+        whole = whole or parameters
+        self._names = {id(p): name for each in (parameters, whole) for name, p in each.items()}
+        self.parameters = list(parameters.values())  # in the order of the tape's sums
+        self._parameters = list(whole.values())
         self.loss = LossProof(loss_reduction, loss_declared)
         self._chooser = Chooser()
         self._notify = notify
@@ -115,13 +119,8 @@ class Bookkeeping:
         self._told: set[str] = set()
         self._in_root = False
         self._outside = 0  # blocks of `outside` that are open
-        self._held_back = HeldBack(self._parameters, self._names)
+        self._held_back = HeldBack(self.parameters, self._names)
         self._hooks: list[Any] = []
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """The trainable parameters, in the order of the tape's sums."""
-        return self._parameters
 
     @property
     def units(self) -> list[Unit]:
@@ -219,7 +218,7 @@ class Bookkeeping:
         """Passes in this block are none of the open batch's: no parameter takes a gradient from them."""
         self._outside += 1
         try:
-            with untrained(self._parameters):
+            with untrained([*self._parameters, *self.parameters]):
                 yield
         finally:
             self._outside -= 1

@@ -136,6 +136,8 @@ def checksum(t: Tensor) -> tuple[int, int]:
     """Two sums over a tensor's bits: of its words, and of every second one, so that two that change places show."""
     if t.is_meta:
         return 0, 0
+    if hasattr(t, "to_local"):  # cut over processes (fully_shard): what is in this one
+        t = t.to_local()
     t = t.detach().int_repr() if t.is_quantized else t.detach().to_dense() if t.layout != torch.strided else t.detach()
     flat = (torch.view_as_real(t) if t.is_complex() else t).contiguous().flatten()
     words = flat.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()])
