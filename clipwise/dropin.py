@@ -41,7 +41,7 @@ from clipwise.automatic.pilot import adam
 from clipwise.automatic.prepare import accompany, begin
 from clipwise.automatic.task import OfBatch, Task, inferred, of_batches
 from clipwise.mechanism import split, takes_options
-from clipwise.norms import Members
+from clipwise.norms import OTHER_PARAMETERS
 from clipwise.prepared import as_it_was
 from clipwise.run import Run
 from clipwise.sampling import check_loader
@@ -96,9 +96,7 @@ class Private:
         self._plain_kind: type | None = None  # of the scheduler
         self._average, pilot = accompany(run, optimizer, choice)
         run.on_close(self._average.finish)
-        self._members = Members(run.model)
-        self._held: list[nn.Parameter] = []  # by the optimizer, and trained, when all was looked at last
-        self._frozen: list[nn.Parameter] = []
+        self._held: list[nn.Parameter] = []  # by the optimizer, when it was looked at last
         run.on_close(self._uninstall)
         try:
             parts = {"scheduler": lr_scheduler, "pilot": pilot, "average": self._average if choice.averages else None}
@@ -218,6 +216,7 @@ class Private:
             raise LoopMisuse(
                 "optimizer.step() came inside a block of private.outside(); nothing was changed. Call it after the block"
             )
+        self.run.stepper.rest()
         self._refuse_changed_parameters()
         self.stepped = self.run.stepper.absorb()
         if self.stepped:
@@ -227,18 +226,13 @@ class Private:
         return None
 
     def _refuse_changed_parameters(self) -> None:
-        held = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
-        same = len(held) == len(self._held) and all(map(is_, held, self._held)) and self._members.unchanged()
-        if same and not any([p.requires_grad for p in self._frozen]):
-            return  # the same objects in the same places, each trained or not as it was
-        trained = {id(p) for p in self.model.parameters() if p.requires_grad}
-        if not {id(p) for p in self.run.engine.parameters} == trained == {id(p) for p in held}:
-            raise LoopMisuse(
-                "the trainable parameters of model or optimizer are not those that were attached (one was added, replaced, frozen or unfrozen); "
-                "nothing was changed. Call detach(), make the change, and attach again: the ledger file can be the same"
-            )
-        self._held, self._members = held, Members(self.model)
-        self._frozen = [p for p in self.model.parameters() if not p.requires_grad]
+        """Of the optimizer; the engine looks at the model's."""
+        held = [p for group in self.optimizer.param_groups for p in group["params"]]
+        if len(held) == len(self._held) and all(map(is_, held, self._held)):
+            return
+        if {id(p) for p in held if p.requires_grad} != {id(p) for p in self.run.engine.parameters}:
+            raise LoopMisuse(OTHER_PARAMETERS)
+        self._held = held
 
     def _warn_of_scheduler(self) -> None:
         unknown = self._scheduler is None and getattr(self._plain_step, "_wrapped_by_lr_sched", False)

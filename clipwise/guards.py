@@ -26,6 +26,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from clipwise.types import BadArgument, LoopMisuse, Unsupported
 
 _SPLIT_OVER_DEVICES = ("torch.nn.parallel", "torch.distributed")  # where torch's wrappers live: DataParallel, DDP, FSDP
+_FULLY_SHARD = "torch.distributed.fsdp._fully_shard"  # FSDP2, which is no wrapper and can be trained (shards.py)
 
 
 # -- what cannot be attached -------------------------------------------------------------------------------------------
@@ -48,10 +49,13 @@ def refuse_model(model: nn.Module) -> None:
     for name, module in model.named_modules():
         where = f"model: {name!r} is" if name else "model: it is"
         kind = type(module)
-        if any(base.__module__.startswith(_SPLIT_OVER_DEVICES) for base in kind.__mro__):
+        wrappers = [base for base in kind.__mro__ if base.__module__.startswith(_SPLIT_OVER_DEVICES)]
+        if any(base.__name__ != "FSDPModule" and not base.__module__.startswith(_FULLY_SHARD) for base in wrappers):
             remedy = "attach the module inside it (model.module), and train on one device"
             if kind.__module__.startswith("torch.distributed") or "FSDP" in kind.__name__:
-                remedy = "norms over shards are not built; leave the model whole in each process (docs/distributed.md)"
+                remedy = (
+                    "shard its modules by torch's fully_shard, or leave it whole in each process (docs/distributed.md)"
+                )
             raise Unsupported(f"{where} a {kind.__name__}, which splits batches or weights over devices; {remedy}")
         if kind.__module__.startswith("keras."):
             raise Unsupported(
@@ -243,7 +247,8 @@ def through_hooks(parameters: Iterable[nn.Parameter]) -> None:
 
 
 def _is_ours(hooks: Mapping[int, object]) -> bool:
-    return all(getattr(hook, "of_the_engine", False) for hook in hooks.values())
+    """Of one hook."""
+    return hasattr(next(iter(hooks.values())), "of_the_engine")
 
 
 # -- one process, one thread -------------------------------------------------------------------------------------------

@@ -38,9 +38,11 @@ class Key:
         secret = hashlib.blake2b(label.encode(), digest_size=32, key=self.secret).digest()
         return Key(secret, self.seeded)
 
-    def keystream(self, *, step: int, rank: int = 0, stream: int = 0) -> CipherContext:
-        start = (
-            step.to_bytes(_STEP, "big") + rank.to_bytes(_RANK, "big") + stream.to_bytes(_STREAM, "big") + bytes(_BLOCK)
+    def keystream(self, *, step: int, rank: int = 0, stream: int = 0, block: int = 0) -> CipherContext:
+        """From a block of 16 bytes on: a part of a long stream costs what that part costs."""
+        start = b"".join(
+            value.to_bytes(size, "big")
+            for value, size in ((step, _STEP), (rank, _RANK), (stream, _STREAM), (block, _BLOCK))
         )
         return Cipher(algorithms.AES128(self.secret[:16]), modes.CTR(start)).encryptor()
 

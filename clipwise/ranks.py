@@ -101,21 +101,22 @@ class World:
         """The sums of all processes, in the place of this one's."""
         if self.size == 1:
             return
-        for some in _in_turns(sums):
+        for some in in_turns(sums):
             flat = torch.cat([t.reshape(-1) for t in some])
             group.all_reduce(flat)
             parts = flat.split([t.numel() for t in some])
             torch._foreach_copy_(list(some), [part.view_as(t) for part, t in zip(parts, some, strict=True)])
 
     def share_weights(self, model: nn.Module) -> None:
-        """The leader's weights and buffers, in all."""
+        """The leader's weights and buffers, in all. Weights that are cut over the processes are there once."""
         if self.size > 1:
             with torch.no_grad():
                 for tensor in (*model.parameters(), *model.buffers()):
-                    group.broadcast(tensor.data, 0)
+                    if not hasattr(tensor, "placements"):
+                        group.broadcast(tensor.data, 0)
 
 
-def _in_turns(sums: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+def in_turns(sums: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """Neighbours of one type, so many that a call is worth it."""
     some: list[Tensor] = []
     for t in sums:

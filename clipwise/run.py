@@ -40,6 +40,7 @@ from clipwise.plans import Counted, Facts, Phase, Plan, check_delta
 from clipwise.ranks import World, at_rest, unwrapped
 from clipwise.resuming import check_resume, open_ledger, plan_fingerprint, with_what_is_left
 from clipwise.sampling import PhysicalBatch, PoissonSampler, SampledLoader, check_collate, check_loader
+from clipwise.shards import Shards
 from clipwise.state import Generators, Part, RunState, StepState, content_fingerprint, data_fingerprint
 from clipwise.statement import Statement
 from clipwise.step import Engine, State, Stepper, initial_state, private_step
@@ -98,7 +99,7 @@ class Run:
         new = ledger is not None and not os.path.lexists(ledger) and self.world.leads
         self._saved = None if resume is None else Checkpoints(resume).newest(notify)
         plan, self.facts = self._planned(facts, ledger, books, before, follows)
-        guards.check_groups(plan.method.name, plan.method.needs_groups, groups)
+        self._check(plan, groups, resume)
         self._data = data_fingerprint(loader.dataset, mechanism.seed)
         self._begin_alike(facts, parameters, loader)
         if resume is not None:
@@ -112,7 +113,7 @@ class Run:
                 plan = with_what_is_left(plan, mechanism, self.facts, book, self._saved.step)
             self._assemble(plan, engine, book, optimizer, loader, collated, groups)
         self.parts = RunState(model=model, optimizer=optimizer, step=StepState(self.stepper), generators=Generators())
-        self._closing: list[Callable[[], None]] = [at_rest(wrapper)]
+        self._closing: list[Callable[[], None]] = [at_rest(wrapper), self._shards.rest]
         self._claim = guards.Claim(model, parameters, optimizer, self.close)
 
     def _assemble(
@@ -143,7 +144,12 @@ class Run:
             optimizer=optimizer,
             groups=groups,
             world=world,
+            shards=self._shards,
         )
+
+    def _check(self, plan: Plan, groups: Callable[[Any], Tensor] | None, resume: str | Path | None) -> None:
+        guards.check_groups(plan.method.name, plan.method.needs_groups, groups)
+        self._shards.refuse(*_needing_all(plan, resume))
 
     def _begin_alike(self, facts: Facts, parameters: Mapping[str, nn.Parameter], loader: DataLoader[Any]) -> None:
         """Processes that train together have the same options, and the same records in the same order: one that stood at two
@@ -227,6 +233,7 @@ class Run:
         batch_dim: int | None,
         notify: Callable[[str], None],
     ) -> Engine:
+        self._shards = Shards(self.model, parameters, self.world)
         validate.choice("loss_reduction", loss_reduction, ("mean", "sum"))
         if batch_dim is not None:
             if isinstance(batch_dim, bool) or batch_dim not in (0, 1):
@@ -251,6 +258,7 @@ class Run:
             generic=self.performance.engine == "generic",
             own_loss=own_loss(self.model, loss_reduction),
             batch_dim=batch_dim,
+            whole=self._shards.whole,
             notify=remember,
         )
 
@@ -278,6 +286,7 @@ class Run:
             raise LoopMisuse(
                 "save() in the middle of a logical batch; call it after an optimizer.step() that completed one (private.stepped)"
             )
+        self._shards.refuse("save(), of which there would be a part in each process")
         if self.plan.private and self._ledger_path is None:
             raise BadArgument(
                 "ledger=None: this run's ledger is in memory, and what was spent would be lost with the process; give "
@@ -546,6 +555,16 @@ def _or_let_go(book: AnyLedger, made: str | Path | None) -> Iterator[None]:
         if made is not None and not book.events():
             Path(made).unlink(missing_ok=True)
         raise
+
+
+def _needing_all(plan: Plan, resume: str | Path | None) -> Iterator[str]:
+    """What of a run needs whole gradients or weights in one process, between two batches."""
+    if not plan.private:
+        yield "epsilon=inf (a run without privacy)"
+    if any(query.width == 0 for query in plan.side_queries):
+        yield f"method={plan.method.name!r}, which looks at the whole gradient"
+    if resume is not None:
+        yield "resume"
 
 
 def _of_this_run(plan: Plan, *, measured: bool) -> list[Event]:

@@ -28,7 +28,8 @@ from clipwise.optim import hand_over
 from clipwise.plans import Plan
 from clipwise.ranks import World
 from clipwise.sampling import PhysicalBatch
-from clipwise.types import Decision, LoopMisuse, Released
+from clipwise.shards import Shards
+from clipwise.types import Cut, Decision, LoopMisuse, Released
 
 _GRADIENT = "the gradient itself"  # beside the names of side queries
 
@@ -53,6 +54,7 @@ class Partial:
     gradient: list[Tensor] = field(default_factory=list)
     sides: dict[str, Tensor] = field(default_factory=dict)
     side_gradients: dict[str, list[Tensor]] = field(default_factory=dict)
+    cut: Cut | None = None  # where the gradient is this process's part of it
 
     def all(self) -> list[Tensor]:
         more = [t for sums in self.side_gradients.values() for t in sums]
@@ -73,11 +75,13 @@ class Stepper:
         optimizer: torch.optim.Optimizer,
         groups: Callable[[Any], Tensor] | None = None,
         world: World | None = None,
+        shards: Shards | None = None,
     ):
         self.plan, self.state = plan, state
         self.engine, self.noise, self.ledger, self.optimizer = engine, noise, ledger, optimizer
         self._groups = groups
         self.world = world or World()
+        self.shards = shards if shards and shards.any else None
         self._batch: PhysicalBatch | None = None
         self._records: Any = None
         self._partial = Partial()
@@ -106,12 +110,20 @@ class Stepper:
                 f"a batch that was drawn for step {batch.step} came at step {self.state.step}; nothing was changed. Go through the batches of "
                 "one loop, in order"
             )
+        if self.shards:
+            self.shards.gather()
         self.engine.open(batch.rows, batch.padding, records, batch.lengths)
         self._batch, self._records = batch, records
+
+    def rest(self) -> None:
+        """The passes of the batch are over: weights that are cut over processes need not be whole any more."""
+        if self.shards:
+            self.shards.rest()
 
     def absorb(self) -> bool:
         """The batch's norms to weights, weights to sums. True when it was the last one of its logical batch."""
         self.whereabouts.refuse_elsewhere()
+        self.rest()
         batch, records = self._batch, self._records
         tape = self.engine.close()  # raises where there was no backward
         if batch is None:
@@ -132,7 +144,7 @@ class Stepper:
         partial, self._partial = self._partial, Partial()
         self._agree()
         charge(plan, state, self.ledger)
-        self.world.add_up(partial.all())
+        self._add_up(partial)
         released = add_noise(plan, state, partial, self.noise)
         rate, unit = plan.method.learning_rate(state.method), plan.method.unit(state.method)
         self.state = State(state.step + 1, plan.method.update(state.method, released, plan.context, state.step))
@@ -146,11 +158,21 @@ class Stepper:
         if plan.private:  # without privacy, backward() itself has called them
             guards.through_hooks(self.engine.parameters)
 
+    def _add_up(self, partial: Partial) -> None:
+        """The sums of all processes in the place of this one's; for weights that are cut over them, its part of the sums."""
+        if self.shards is None:
+            self.world.add_up(partial.all())
+        else:
+            self.world.add_up(list(partial.sides.values()))
+            partial.gradient, partial.cut = self.shards.scatter(partial.gradient), self.shards.cut
+
     def _agree(self) -> None:
-        """Processes that train together stand at the same step, with the same state, rate and weights."""
+        """Processes that train together stand at the same step, with the same state, rate and weights (but for those that are
+        cut over them, of which there is one)."""
         if self.world.size > 1:
             rates = [group["lr"] for group in self.optimizer.param_groups]
-            weights = torch.stack(torch._foreach_norm(list(self.engine.parameters), 1)).tolist()
+            copies = self.engine.parameters if self.shards is None else self.shards.copies
+            weights = [size.item() for size in torch._foreach_norm(list(copies), 1)] if copies else []
             known = (
                 self.state.step,
                 [_exact(v) for v in self.state.method],
@@ -163,6 +185,7 @@ class Stepper:
     def drop(self) -> None:
         """Forget what was summed of an unfinished logical batch."""
         self._batch, self._records, self._partial = None, None, Partial()
+        self.rest()
 
 
 def private_step(
@@ -242,7 +265,9 @@ def add_noise(plan: Plan, state: State, partial: Partial, noise: Noise) -> Relea
         else:
             sides[query.name] = noise.add([partial.sides[query.name]], std, step=state.step)[0]
     std = shares.gradient * plan.method.noise_scale(state.method, sides, plan.context)
-    return Released(noise.add(partial.gradient, std, step=state.step), sides, side_gradients, shares.gradient, std)
+    part = {} if partial.cut is None else {"cut": partial.cut}
+    gradient = noise.add(partial.gradient, std, step=state.step, **part)
+    return Released(gradient, sides, side_gradients, shares.gradient, std)
 
 
 def _exact(value: Any) -> Any:

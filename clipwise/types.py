@@ -64,6 +64,13 @@ class Padding:
     leading: bool = False  # padded on the left
 
 
+class Cut(NamedTuple):
+    """Which numbers of a query a process holds, where its sums are cut over several: public."""
+
+    places: tuple[int, ...]  # of each sum's first number, among all of the query
+    length: int  # of the whole query
+
+
 @dataclass(frozen=True)
 class Released:
     """Noised sums, and nothing else: whoever holds one holds only post-processing of the private data.

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
@@ -164,6 +166,72 @@ def audits(_):
         except RanksDisagree:
             found[name] = ["the processes do not agree"]
     return found
+
+
+class Words(nn.Module):
+    """A small transformer: a table, positions of its own, attention, a normalisation; nothing is a multiple of anything."""
+
+    def __init__(self, width=10):
+        super().__init__()
+        self.table, self.places = nn.Embedding(11, width), nn.Parameter(0.1 * torch.randn(7, width))
+        self.block = nn.TransformerEncoderLayer(width, 2, 13, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(width, 3)
+
+    def forward(self, words):
+        return self.head(self.block(self.table(words) + self.places).mean(1))
+
+
+def texts():
+    generator = torch.Generator().manual_seed(0)
+    words = torch.randint(0, 11, (RECORDS, 7), generator=generator)
+    return TensorDataset(words, words[:, :3].sum(1) % 3)
+
+
+SHARDED = {
+    "fixed, in parts": {"max_physical_batch": 3},
+    "quantile": {"method": "quantile", "epochs": 1},
+    "a frozen table": {"frozen": True, "epochs": 1},
+    "hardly a record": {"sample_rate": 0.002, "expected_batch_size": 1, "epochs": 0.02},
+}
+
+
+def of_words(*, shard, frozen=False, **options):
+    """A run of the transformer, its weights cut over the processes or whole."""
+    torch.manual_seed(1)
+    model = Words()
+    model.table.requires_grad_(not frozen)
+    if shard:
+        fully_shard(model.block)
+        fully_shard(model)
+    private = run(model, records=texts(), **options)
+    if not shard:
+        return weights(model)
+    assert all(isinstance(p, DTensor) for p in model.parameters()), "cut as it was"
+    model(texts().tensors[0][:2]).sum().backward()  # torch's own hooks are back
+    assert all(isinstance(p.grad, DTensor) for p in private.run.engine.parameters)
+    return torch.cat([p.full_tensor().detach().flatten() for p in model.parameters()]).tolist()
+
+
+def sharded(folder):
+    """Weights of runs whose weights are cut over the processes; and what is refused there."""
+    found = {name: of_words(shard=True, **options) for name, options in SHARDED.items()}
+    told = {}
+    for name, options in {
+        "oso": {"method": "oso"},
+        "resume": {"ledger": folder / "no.jsonl", "resume": folder / "none"},
+        "save": {"on_step": lambda private: private.save(folder / "kept")},
+        "plain": {"noise_multiplier": None, "epsilon": float("inf")},
+        "policy": {"policy": True},
+    }.items():
+        model = Words()
+        policy = MixedPrecisionPolicy(torch.bfloat16) if options.pop("policy", False) else MixedPrecisionPolicy()
+        fully_shard(model, mp_policy=policy)
+        try:
+            run(model, records=texts(), **options)
+            told[name] = "went on"
+        except clipwise.ClipwiseError as error:
+            told[name] = str(error)
+    return {"weights": found, "told": told}
 
 
 def killed(folder):

@@ -20,7 +20,7 @@ from clipwise.automatic import race, rule
 from clipwise.automatic.choice import Stated, choose
 from clipwise.automatic.measure import histogram, one_a_row
 from clipwise.automatic.prepare import phases, prepare
-from clipwise.automatic.task import inferred, of_batches, of_outputs
+from clipwise.automatic.task import inferred, is_linear, of_batches, of_outputs
 from clipwise.keystream import Key
 from clipwise.loop.keeping import Keeping
 from clipwise.losses import make_loss
@@ -263,7 +263,7 @@ def test_rounds_are_data(monkeypatch):
 
     asked = []
 
-    def race_rates(plan, _norm, _loss, _steps, results):
+    def race_rates(plan, _middle, results):
         asked.append(len(results))
         return tuple(0.01 * 2**k for k in range(plan.rounds[len(results)].rates))
 
@@ -684,3 +684,36 @@ def test_the_statement_names_what_was_stated_and_excepts_the_rate_that_was_found
     own, _ = events_of(tmp_path, optimizer=lambda p: torch.optim.SGD(p, lr=0.25))
     assert any(line.endswith("optimizer = SGD") for line in own.statement.automatic)
     assert "other than" not in own.statement.to_markdown()  # a rate of the user's own is not covered
+
+
+# -- what a model is, and what held a run back
+
+
+def test_what_is_linear_in_its_trained_parameters_is_seen_on_made_inputs():
+    x, words = torch.zeros(1, 6), torch.zeros(1, 5, dtype=torch.long)
+    frozen = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    assert not is_linear(frozen, x)
+    frozen[0].requires_grad_(False)
+    assert is_linear(frozen, x)
+    assert is_linear(nn.Linear(6, 3), x)
+    assert is_linear(nn.EmbeddingBag(9, 3), words)
+    assert not is_linear(nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3)), x)  # of the inputs, and not of the parameters
+    assert not is_linear(nn.Sequential(nn.Linear(6, 3), nn.Tanh()), x)
+    assert not is_linear(nn.Bilinear(6, 6, 3), x)  # takes more than one input: not known
+
+
+def test_a_run_says_in_one_sentence_what_held_it_back():
+    done = clipwise.fit(network(), records(), **SHORT)
+    assert sum("the run was limited by" in line for line in done.statement.automatic) == 1
+    assert any(
+        "limited by noise" in line
+        for line in clipwise.fit(network(), records(), **{**SHORT, "epsilon": 0.1}).statement.automatic
+    )
+
+
+def test_inputs_that_are_too_small_to_matter_are_said():
+    whole = records()
+    x, y = whole.tensors
+    for scale, said in ((0.01, True), (3.0, False)):
+        done = clipwise.fit(network(), TensorDataset(scale * x, y), **{**SHORT, "epsilon": 8.0})
+        assert any("Scale inputs" in line for line in done.statement.automatic) is said

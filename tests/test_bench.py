@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from clipwise.cli import app
 from clipwise.clipping import METHODS
-from clipwise.lab.bench import clipping, compare, growth, memory, peers, report, worker, workloads
+from clipwise.lab.bench import clipping, compare, growth, memory, peers, ranks, report, scale, worker, workloads
 from clipwise.lab.bench.compare import Effort
 from clipwise.lab.bench.timing import Others, Times, time_interleaved, whole_step
 
@@ -385,6 +385,7 @@ def test_checks_are_clocked_once_and_given_back(monkeypatch):
         "precision",
     }
     assert all(value > 0 for kind, value in row["later_us_by_kind"].items() if kind not in ("collate", "loop"))
+    assert {"added", "added_at_first_ms", "added_a_later_step_us"} <= set(row)
     assert row["share"] == pytest.approx(sum(row["share_by_kind"].values()))
     clock = checks.Clock()
     clock.now = iter([0.0, 1.0]).__next__  # the outermost alone asks for the time
@@ -395,3 +396,24 @@ def test_checks_are_clocked_once_and_given_back(monkeypatch):
 def test_bad_arguments_of_bench_checks():
     assert run("bench", "checks", "--rounds", 3).exit_code == 2
     assert run("bench", "checks", "--models", "nonsense").exit_code == 2
+
+
+def test_two_processes_hand_over_the_gradient_and_sixteen_bytes():
+    found = ranks._start(2, 2)
+    numbers = sum(p.numel() for p in ranks._model().parameters())
+    assert found.plain_bytes == 4 * numbers
+    assert found.private_bytes == found.plain_bytes + 16, "two numbers in which they agree"
+    assert len(found.plain) == len(found.private) == 2
+
+
+def test_scale_says_what_was_measured_and_what_was_computed():
+    found = scale.measure(lambda *_: None, quick=True)
+    rows = {(row["what"], row["size"]): row for row in found.rows}
+    for what in ("poisson", "fixed-size", "noise"):
+        assert rows[what, 10**6]["measured"]
+        assert not rows[what, 10**7]["measured"]
+        assert rows[what, 10**10]["seconds"] == pytest.approx(10**4 * rows[what, 10**6]["seconds"])
+    shown = scale.markdown(found, "clipwise bench scale --quick")
+    assert " ms m |" in shown
+    assert " s c |" in shown
+    assert all(rows["accounting", n]["measured"] for n in scale.RECORDS)

@@ -39,7 +39,8 @@ def digits():
 
 def quick(**options):
     return PrivateClassifier(
-        **{"epsilon": 5, "ranges": (0, 16), "epochs": 4, "model": "linear", "random_state": 1} | options
+        **{"epsilon": 5, "ranges": (0, 16), "epochs": 4, "method": "auto-s", "model": "linear", "random_state": 1}
+        | options
     )
 
 
@@ -47,7 +48,7 @@ def quick(**options):
 @pytest.mark.parametrize(
     "estimator",
     [
-        PrivateClassifier(epochs=1, model="linear", scaled=True, random_state=0),
+        PrivateClassifier(epochs=1, method="auto-s", model="linear", scaled=True, random_state=0),
         PrivateRegressor(epochs=1, model="linear", scaled=True, target_range=(-100, 100), random_state=0),
     ],
     ids=lambda estimator: type(estimator).__name__,

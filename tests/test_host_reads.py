@@ -37,7 +37,7 @@ METHOD = {
     "bounded-quantile": 1,
     "auto-dp-sound": 1,
     "auto-dp": 2,
-    "oso": 2,
+    "oso": 1,
     "dc-sgd-p": 1,
     "dc-sgd-e": 1,
 }

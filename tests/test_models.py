@@ -24,7 +24,7 @@ PRETRAINED = ("efficientnet-lite0", "bert")  # tested in test_pretrained.py
 LARGE = ("resnet18", "resnet34", "nf-resnet50", "nfnet-f0", "nfnet-f1")  # tested by small ones of the same make
 IMAGES = [n for n, a in MODELS.items() if a.records == "image" and n not in (*PRETRAINED, *LARGE)]
 TOKENS = [n for n, a in MODELS.items() if a.records == "tokens" and n not in PRETRAINED]
-LEAST = {"cnn-20-50": 16, "shufflenet": 32}
+LEAST = {"cnn-20-50": 16, "cnn-8-64": 10, "shufflenet": 32}
 
 
 def shaped(*shape, classes=10, kind=None, words=None, padding=None):
@@ -42,6 +42,7 @@ def tokens():
 SIZES = [
     *(("linear", 1, 7850), ("mlp", 1, 784 * 128 + 128 + 1290), ("cnn", 1, 26010), ("cnn-relu", 1, 26010)),
     *(("cnn", 3, 28058), ("cnn-20-50", 1, 431080), ("cnn-16-32", 1, 20586), ("autoencoder", 1, 45697)),
+    *(("cnn-8-64", 1, 551322), ("autoencoder-oso", 1, 48705)),  # OSO-DPSGD, Table 1
 ]
 
 
@@ -95,7 +96,9 @@ def test_features_are_not_token_numbers(name):
 
 
 def test_unknown():
-    with pytest.raises(BadArgument, match="model='resnet' is not known; choose one of autoencoder, bert"):
+    with pytest.raises(
+        BadArgument, match="model='resnet' is not known; choose one of autoencoder, autoencoder-oso, bert"
+    ):
         build_model("resnet", shaped(4))
 
 

@@ -47,7 +47,7 @@ def together(folder, scenario, size=2, failing=()):
 def two(tmp_path_factory):
     """Everything that two processes can show while both live, in one start of them."""
     folder = tmp_path_factory.mktemp("ranks")
-    return folder, together(folder, "loops,ledger,wrapped,refusals,audits")
+    return folder, together(folder, "loops,ledger,wrapped,refusals,audits,sharded")
 
 
 @pytest.mark.parametrize("name", ranks_worker.LOOPS)
@@ -94,6 +94,24 @@ def test_the_step_audit_passes_and_finds_the_slips_of_several_processes(two):
         assert audits["own noise"], "noise of its own in each process must not pass"
         assert audits["deaf"], "sums that are not added up must not pass"
         assert audits["twice"], "a record that counts twice must not pass"
+
+
+@pytest.mark.parametrize("name", ranks_worker.SHARDED)
+def test_weights_cut_over_processes_end_as_those_of_one(two, name):
+    """fully_shard: sums are reduce-scattered, and each part gets the noise that it would get in the whole."""
+    first, second = (found["sharded"]["weights"][name] for found in two[1])
+    alone = ranks_worker.of_words(shard=False, **ranks_worker.SHARDED[name])
+    assert first == second == pytest.approx(alone, abs=2e-4)
+
+
+def test_what_is_not_built_for_cut_weights_is_refused_by_name(two):
+    for found in two[1]:
+        told = found["sharded"]["told"]
+        assert "method='oso'" in told["oso"]
+        assert "resume" in told["resume"]
+        assert "save()" in told["save"]
+        assert "epsilon=inf" in told["plain"]
+        assert "mp_policy" in told["policy"]
 
 
 def test_a_process_that_dies_ends_the_others_without_an_update(tmp_path):

@@ -765,3 +765,24 @@ def test_a_refusal_tells_no_number_of_the_batch(step):
         released(step, extra=True)
     told = re.sub(r"\S*\([^)]*\)", "", str(refusal.value))  # remedies name functions
     assert not re.search(r"\d{2,}|\d\.\d", told), told
+
+
+@pytest.mark.filterwarnings("ignore:clipwise")
+def test_row_losses_that_mix_on_a_later_batch_by_the_same_operations():
+    model = nn.Linear(5, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(torch.randn(12, 5)), batch_size=6)
+    private = clipwise.attach(model, optimizer, loader, noise_multiplier=1.0, method="fixed", epochs=4, seed=1)
+    dimensions = iter((1, 1, 1, 0))
+
+    def train():
+        for _ in private.epochs():
+            for (x,) in private.loader:
+                optimizer.zero_grad()
+                private.backward(model(x).softmax(next(dimensions)).square().sum(1))
+                optimizer.step()
+
+    with pytest.raises(LoopMisuse, match="depends on other rows"):
+        train()
+    assert private.step == 3
+    private.detach()

@@ -133,8 +133,17 @@ def test_the_list(monkeypatch, tmp_path):
     assert found.keys() == {file.stem for file in FILES}
     assert found["mnist_epsilons"]["runs"] == 16 * (4 + 2) + 3
     assert "Table V" in found["mnist_epsilons"]["source"]
-    shown = CliRunner().invoke(app, ["study", "--list"]).stdout
-    assert all(file.stem in shown for file in FILES)
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = CliRunner().invoke(app, ["study", "--list"]).stdout.splitlines()
+    for file in FILES:  # one line: name, runs, minutes and what it compares with
+        (line,) = (line for line in shown if line.split()[:1] == [file.stem])
+        assert line.split()[1] == str(found[file.stem]["runs"])
+    assert any(
+        re.match(r"paper_001_training_short .*Global-Adapt-V2-S, Tables 18 to 21$", line.strip()) for line in shown
+    )
+    (details,) = json.loads(CliRunner().invoke(app, ["study", "--list", "paper_001_training_short", "--json"]).stdout)
+    alone = CliRunner().invoke(app, ["study", "--list", "paper_001_training_short"]).stdout
+    assert " ".join(details["differs"].split()[:6]) in " ".join(alone.split())
     for words in (["study"], ["study", "--list", "."], ["study", "no_such_study"]):
         refused = CliRunner().invoke(app, words)
         assert refused.exit_code == 2

@@ -11,6 +11,7 @@ import pytest
 
 import clipwise
 from clipwise.accounting import Ledger, epsilon
+from clipwise.lab.study import read_study, run_study
 from clipwise.lab.tuning.executors import get_executor
 from clipwise.lab.tuning.record import AGAIN, ON
 from clipwise.lab.tuning.trial import Spec, run_trial
@@ -69,6 +70,20 @@ def test_workers_of_ray_are_killed_in_the_middle(tmp_path):
     run_trial(here)
     weights = [Path(folder) / "model.safetensors" for folder in (here.out, trials / "0")]
     assert len({file.read_bytes() for file in weights}) == 1
+
+
+@pytest.mark.filterwarnings("ignore")  # of Ray's own
+def test_a_study_on_ray_has_the_lines_of_a_local_one(tmp_path):
+    pytest.importorskip("ray", reason="clipwise[ray] is not installed")
+    common = '[common]\ndata = "digits"\nmodel = "linear"\nepochs = 1\nepsilon = 8\n[grid]\nseed = [0, 1]\n'
+    (tmp_path / "small.toml").write_text(f'title = "small"\n{common}[[variant]]\nname = "fixed"\nmethod = "fixed"\n')
+    study = read_study(tmp_path / "small.toml")
+    both = []
+    for executor in ("ray", "local"):
+        lines, failures = run_study(study, tmp_path / executor, jobs=2, executor=executor)
+        assert not failures
+        both.append([{name: value for name, value in line.items() if "seconds" not in name} for line in lines])
+    assert both[0] == both[1]
 
 
 def _spec(tmp_path, config):

@@ -31,7 +31,9 @@ class Pilot:
         self._run, self._optimizer, self._average = run, optimizer, average
         self._rate, self.rise = rate, 0.0
         self._hook = optimizer.register_step_pre_hook(lambda *_: self._set_rate())
+        self._concluded = False
         run.on_close(self._hook.remove)
+        run.on_close(self.conclude)
         self._write(rate)
 
     def state_dict(self) -> dict[str, Any]:
@@ -61,6 +63,33 @@ class Pilot:
         run, method = self._run, self._run.plan.method
         std = run.plan.shares(max(0, run.state.step - 1)).gradient * method.l2_bound(run.state.method)
         return std / method.unit(run.state.method) / run.plan.expected_batch_size
+
+    def signal(self) -> float | None:
+        """What moved the weights beside the noise, over the noise, as energies over the whole run: the mean square of released gradients
+        that Adam keeps, over the known one of their noise, less 1, times the steps. None before the first step, and of an
+        optimizer that keeps none."""
+        squares = numbers = 0.0
+        for group in self._optimizer.param_groups:
+            beta = group["betas"][1] if isinstance(self._optimizer, Adam) else 0.0
+            for state in (self._optimizer.state[p] for p in group["params"]):
+                if "exp_avg_sq" in state and beta:
+                    kept = state["exp_avg_sq"]
+                    squares += float(kept.sum()) / (1 - beta ** float(state["step"]))
+                    numbers += kept.numel()
+        return max(0.0, squares / (numbers * self._noise_std() ** 2) - 1) * self._run.state.step if numbers else None
+
+    def conclude(self) -> None:
+        """Of a run that took all of its steps, say once what held it back: from released and public values alone."""
+        plan, signal = self._run.plan, self.signal()
+        if (
+            plan.private
+            and plan.steps
+            and self._run.state.step >= plan.steps
+            and signal is not None
+            and not self._concluded
+        ):
+            self._run.automatic.append(rule.limited_by(signal, self.rise))
+            self._concluded = True
 
     def _downhill(self) -> float:
         """<released gradient, weights - average> over the deviation that its noise alone would have."""

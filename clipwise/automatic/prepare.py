@@ -161,12 +161,16 @@ def _said(
         _cost(run),
     ]
     few = rule.too_few(measuring, records)
-    far = rule.far_off(look.median_loss)
+    notes = (
+        None if not plan.private else few,
+        rule.far_off(look.median_loss),
+        rule.small_inputs(look.median_norm, task.blank_norm),
+    )
     if found.median_norm is None:
         said.append(
             "no bin of the histogram stood out of its noise: the first guess of the rate takes the median for 1"
         )
-    return (*said, *([] if few is None or not plan.private else [few]), *([] if far is None else [far]))
+    return (*said, *(note for note in notes if note is not None))
 
 
 def _cost(run: Run) -> str:

@@ -33,9 +33,10 @@ def race(
 ) -> list[rule.Result]:
     """All rounds; `events` has two for each, its steps and its scores, as the plan has them."""
     plan, batches, results = run.plan, run.batches, list[rule.Result]()
+    middle = rule.first_guess(*look, plan.steps or 0, linear=task.linear)
     first = {name: value.clone() for name, value in run.model.state_dict().items()}
     for each, steps, scores in zip(measuring.rounds, events[::2], events[1::2], strict=True):
-        rates = rule.race_rates(measuring, *look, plan.steps or 0, results)
+        rates = rule.race_rates(measuring, middle, results)
         run.stepper.plan = own = _of_its_own(plan, each, steps)
         run.batches = batches.drawing(own.sampler)
         sums = [_score_of(run, optimizer, task, look, rate, each.steps, first) for rate in rates]

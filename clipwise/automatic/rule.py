@@ -4,7 +4,8 @@ No data comes here and no noise is drawn here, so that all of this is post-proce
 follows from `measuring` alone, before anything is read.
 
     J       median of the noised histogram of gradient norms at the first weights
-    race    in rounds: rates around 0.77 / sqrt(J T), each from the first weights, for a quarter of the run's steps, on batches of a
+    race    in rounds: rates around a first guess (2 / (J sqrt T) where the outputs are linear in what is trained and classes are learned,
+            0.77 / sqrt(J T) elsewhere), each from the first weights, for a quarter of the run's steps, on batches of a
             third at twice the noise (for what a step's signal is worth, at six times the noise), scored by a noised count over all records; all of its weights are thrown away
     rate    a mean of log rate, weighted by scores and a prior, times FACTOR
     rise    late in the run the rate may rise, never fall, by the sign of <released gradient, weights - average>
@@ -52,6 +53,10 @@ STANDS_OUT = 3.0  # standard deviations of its noise: a bin below is taken for e
 # -- the race
 
 GUESS = 0.77  # first rate = GUESS / sqrt(J T): between 2 / (J sqrt T), right for convex models, and 0.3 / sqrt T
+# Where outputs are linear in the trained parameters nothing but J says how far noise of a given size moves them: first rate =
+# LINEAR_GUESS / (J sqrt T), of which FACTOR is trained at, 1.2 / (J sqrt T). Best constants there (research/nothing_to_tune, lin4.py, 2 to 6 seeds):
+# svhn features 1.1 at epsilon 1 and 0.6 to 2.6 alike at 3 and 8, AG News 0.9 to 1.7, Fashion-MNIST by scattering 3 to 6, which the race corrects.
+LINEAR_GUESS = 2.0
 RATES = 5  # of the race
 SPACING = 2.5  # between neighbouring rates: the race spans a factor of 39, best rates were 0.2 to 2 times the guess
 # What the race can tell is its signal over its noise, sqrt(RACE_LENGTH) RACE_PART / RACE_NOISE, and so is its price. At the same price a
@@ -68,6 +73,7 @@ PRIOR = 1.5  # in log rate: how far from its middle the race may lead where the 
 SOFTNESS = 0.01  # of a score a record: rates this close are as good as each other
 NOISES = 3.0  # ... or so many standard deviations of the scores' noise
 FAR = 100.0  # median loss of values at the first weights: squared, targets are ten away from outputs; y gave 0.9 of R^2, 100 + 30 y 0.8
+HARDLY = 2**0.25  # longer than the gradient of a blank input: as far as the bin of a median can be wrong
 TELLING = 0.05  # of a score a record: with more noise than this the race says little, and the run says so
 
 # -- the training
@@ -154,6 +160,32 @@ def too_few(plan: Measuring, records: int) -> str | None:
     )
 
 
+def small_inputs(median_norm: float | None, blank_norm: float | None) -> str | None:
+    """That gradients are hardly longer than that of an input which is all zeros (of `Task.blank_norm`, public), or None."""
+    if median_norm is None or blank_norm is None or median_norm > HARDLY * blank_norm:
+        return None
+    return (
+        f"half of the gradients at the first weights are shorter than about {median_norm:.2g}, and an input of zeros alone has {blank_norm:.2g}: the "
+        "biases take most of each gradient, and what depends on the inputs trains slowly if at all. Scale inputs to about 1 by public figures"
+    )
+
+
+def limited_by(signal: float, rise: float) -> str:
+    """In one sentence, what held the run back: `signal` is that of `Pilot.signal`, `rise` the log of what its rate rose by."""
+    figures = f"all that moved the weights beside the noise has {signal:.1f} times the noise's energy over the run"
+    if signal < 1:
+        return f"the run was limited by noise: {figures}. More records or a larger epsilon would help, and more steps would not"
+    if rise >= REACH / 2:
+        return (
+            f"the run was limited by its steps: {figures}, and its rate rose {math.exp(rise):.2g} times late in it, because released "
+            "gradients kept pointing the same way. More epochs would help"
+        )
+    return (
+        f"the run was limited by the model rather than by noise or steps: {figures}, and released gradients had ceased to point the same "
+        "way. Better features or another model would help most"
+    )
+
+
 def far_off(median_loss: float | None) -> str | None:
     """That the targets of values are far from what the first weights put out, or None."""
     if median_loss is None or median_loss <= FAR:
@@ -170,13 +202,13 @@ def histogram_place(numbers: Any, bins: Bins) -> Any:
 
 
 def median(noised: Sequence[float], noise_std: float, bins: Bins) -> float | None:
-    """From a noised histogram; None where no bin stands out of the noise."""
+    """From a noised histogram, between the ends of the bin that holds it; None where no bin stands out of the noise."""
     seen = [count if count >= STANDS_OUT * noise_std else 0.0 for count in noised]
     total, below = sum(seen), 0.0
     for place, count in enumerate(seen):
+        if count and below + count >= total / 2:
+            return float(2 ** ((place + (total / 2 - below) / count) / bins.an_octave + bins.lowest))
         below += count
-        if count and below >= total / 2:
-            return float(2 ** ((place + 0.5) / bins.an_octave + bins.lowest))
     return None
 
 
@@ -191,14 +223,18 @@ def score_of_losses(losses: Any, first: float) -> Any:
     return first / (first + losses.clamp_min(0.0))
 
 
-def race_rates(
-    plan: Measuring, norm: float | None, loss: float | None, steps: int, results: Sequence[Result]
-) -> tuple[float, ...]:
-    """The rates of the next round, after the results of those before it; `norm` and `loss` are medians at the first weights."""
-    rates = plan.rounds[len(results)].rates
-    middle = GUESS / math.sqrt((norm or 1.0) * steps)
+def first_guess(norm: float | None, loss: float | None, steps: int, *, linear: bool) -> float:
+    """The middle of the race; `norm` and `loss` are medians at the first weights, the latter of values alone."""
     if loss is not None:  # then the unit of the losses, which is in their gradients too, cancels
-        middle *= math.sqrt(loss)
+        return GUESS * math.sqrt(loss / ((norm or 1.0) * steps))
+    if linear and norm is not None:
+        return LINEAR_GUESS / (norm * math.sqrt(steps))
+    return GUESS / math.sqrt((norm or 1.0) * steps)
+
+
+def race_rates(plan: Measuring, middle: float, results: Sequence[Result]) -> tuple[float, ...]:
+    """The rates of the next round, after the results of those before it."""
+    rates = plan.rounds[len(results)].rates
     return tuple(middle * SPACING ** (k - (rates - 1) / 2) for k in range(rates))
 
 

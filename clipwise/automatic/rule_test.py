@@ -37,19 +37,41 @@ def test_the_median_is_that_of_the_bins_that_stand_out():
     for place in rule.histogram_place(norms, rule.NORMS):
         counts[place] += 100
     found = rule.median(counts.tolist(), 10.0, rule.NORMS)
-    assert found == 2**1.75  # the middle of the half octave that holds 3.0
+    assert found == pytest.approx(2 ** (1.5 + 0.5 / 3))  # a third of the way into the half octave that holds 3.0
     assert rule.median(counts.tolist(), 1000.0, rule.NORMS) is None
     assert rule.median([0.0] * rule.BINS, 0.0, rule.NORMS) is None
 
 
 def test_the_unit_of_a_loss_changes_neither_its_score_nor_the_first_rates():
     """l and |gradient| in another unit, 4 times as small: both medians are 4 times as large."""
-    losses, plan = torch.tensor([0.0, 0.5, 3.0, 1e30, -1.0]), rule.measuring(1.0, 200)
+    losses = torch.tensor([0.0, 0.5, 3.0, 1e30, -1.0])
     one, other = (rule.score_of_losses(unit * losses, unit * 0.5) for unit in (1.0, 4.0))
     assert one.tolist() == other.tolist()
     assert one.tolist() == pytest.approx([1.0, 0.5, 1 / 7, 0.0, 1.0])
-    assert rule.race_rates(plan, 3.0, 0.5, 200, []) == pytest.approx(rule.race_rates(plan, 12.0, 2.0, 200, []))
-    assert rule.race_rates(plan, 3.0, 1.0, 200, []) == rule.race_rates(plan, 3.0, None, 200, [])
+    for linear in (False, True):
+        first, second = (rule.first_guess(n, loss, 200, linear=linear) for n, loss in ((3.0, 0.5), (12.0, 2.0)))
+        assert first == pytest.approx(second)
+    assert rule.first_guess(3.0, 1.0, 200, linear=True) == rule.first_guess(3.0, None, 200, linear=False)
+
+
+def test_the_first_guess_of_a_linear_model_goes_with_one_over_its_norms():
+    assert rule.first_guess(4.0, None, 100, linear=True) == pytest.approx(rule.LINEAR_GUESS / 40)
+    assert rule.first_guess(4.0, None, 100, linear=False) == pytest.approx(rule.GUESS / 20)
+    assert rule.first_guess(None, None, 100, linear=True) == rule.first_guess(1.0, None, 100, linear=False)  # not seen
+
+
+def test_gradients_that_are_hardly_longer_than_those_of_a_blank_input_are_said():
+    assert "Scale inputs" in (rule.small_inputs(1.3, 1.2) or "")
+    assert rule.small_inputs(3.8, 1.2) is None
+    assert rule.small_inputs(None, 1.2) is None
+    assert rule.small_inputs(1.0, None) is None
+
+
+@pytest.mark.parametrize(
+    ("signal", "rise", "said"), [(0.3, 0.9, "by noise"), (3.0, 0.6, "by its steps"), (3.0, 0.1, "by the model")]
+)
+def test_one_sentence_says_what_held_the_run_back(signal, rise, said):
+    assert f"limited {said}" in rule.limited_by(signal, rise)
 
 
 def test_the_rate_follows_the_scores_and_without_them_stays_in_the_middle():

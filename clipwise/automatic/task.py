@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
@@ -29,6 +30,7 @@ _REMEDY = (
 )
 
 
+_BEND = 1e-3  # of the way: far above rounding, far below what two layers in a row have
 _SCORED = "a record's score is l / (l + loss), with l the released median of the losses at the first weights"
 
 
@@ -38,6 +40,10 @@ class Task(NamedTuple):
     row_losses: Callable[[Any], Tensor]  # of a batch: (rows,)
     right: Callable[[Any], Tensor] | None  # of a batch: (rows,), in 0..1; None where the model learns values
     said: str
+    linear: bool = False  # whether outputs are linear in the parameters that are trained: a public fact of the model
+    blank_norm: float | None = (
+        None  # of the gradient at an input of zeros and the first class: another; None where that says nothing
+    )
 
 
 def of_outputs(model: nn.Module, compare: Compare, loader: DataLoader[Any]) -> Task:
@@ -58,13 +64,18 @@ def of_outputs(model: nn.Module, compare: Compare, loader: DataLoader[Any]) -> T
         )
 
     name = str(compare) if isinstance(compare, Loss) else getattr(compare, "__name__", "of your own")
+    inputs = loader.collate_fn([loader.dataset[0]])[0].to(device)
+    linear = is_linear(model, inputs)
     said = f"loss {name}; {'right answers are counted' if classes else _SCORED}"
+    said += "; outputs are linear in what is trained" if linear else ""
     return Task(
         "classes" if classes else "values",
         lambda batch: rows(*of(batch)),
         lambda batch: _by_row(rows, *of(batch)),
         (lambda batch: right(*of(batch))) if classes else None,
         said,
+        linear,
+        blank_norm(model, rows, inputs, target) if classes and inputs.is_floating_point() else None,
     )
 
 
@@ -106,6 +117,40 @@ def inferred(model: nn.Module, loader: DataLoader[Any]) -> Task:
             f"loss=None: {loss} was tried, because targets are {targets.dtype}, and does not fit the model's output ({error}); {_REMEDY}"
         ) from error
     return task._replace(said=f"{task.said} (inferred: targets are {targets.dtype})")
+
+
+def is_linear(model: nn.Module, like: Tensor) -> bool:
+    """Whether the outputs are linear in the trained parameters: tried on made inputs of a record's shape (noise, or 0 and 1 for whole
+    numbers), with the parameters moved there and back. False where that cannot be tried."""
+    generator = torch.Generator().manual_seed(0)
+    made = (
+        torch.randn(like.shape, generator=generator)
+        if like.is_floating_point()
+        else torch.rand(like.shape, generator=generator).round()
+    )
+    trained = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+    moves = {name: torch.randn(p.shape, generator=generator).to(p) for name, p in trained.items()}
+    try:
+        with evaluating(model), torch.no_grad():
+            back, here, there = (
+                functional_call(model, {name: p + k * moves[name] for name, p in trained.items()}, (made.to(like),))
+                for k in (-1, 0, 1)
+            )
+        return float((back + there - 2 * here).norm()) <= _BEND * float((there - back).norm())
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):  # a model that takes more than this
+        return False
+
+
+def blank_norm(model: nn.Module, rows: Compare, inputs: Tensor, target: Tensor) -> float | None:
+    """Length of the gradient of a made record: inputs of zeros, and the first class. None where that cannot be tried."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    try:
+        with evaluating(model), torch.enable_grad():
+            loss = rows(model(torch.zeros_like(inputs)), torch.zeros_like(target)).sum()
+            found = [g for g in torch.autograd.grad(loss, trained, allow_unused=True) if g is not None]
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
+        return None
+    return float(torch.cat([g.flatten() for g in found]).norm()) if found else None
 
 
 def right(output: Tensor, target: Tensor) -> Tensor:

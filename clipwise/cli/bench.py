@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 _AGAINST = "plain,opacus"
+_SMALL = ("ranks", "scale")
 
 
 def bench(
@@ -29,7 +30,8 @@ def bench(
         typer.Argument(
             help="steps: private steps; growth: how their cost grows with batch, parameters, layers, words, sequence and split (--quick, "
             "--markdown and --json); checks: the part of a run that its checks take (of the options, --models, --quick, --markdown and "
-            "--json); accounting: how long epsilon takes (--quick, --markdown and --json)."
+            "--json); accounting: how long epsilon takes; ranks: several processes beside plain DistributedDataParallel; scale: sampling, "
+            "noise and accounting from 10^5 to 10^10 (--quick, --markdown and --json)."
         ),
     ] = "steps",
     methods: Annotated[
@@ -46,17 +48,17 @@ def bench(
     """Time and memory of a private step, as ratios to the plain one; or the time of accounting."""
     from clipwise import validate
 
-    validate.choice("what", what, ("steps", "growth", "checks", "accounting"))
+    validate.choice("what", what, ("steps", "growth", "checks", "accounting", *_SMALL))
     if markdown is not None and not markdown.resolve().parent.is_dir():
         raise BadArgument(f"markdown={str(markdown)!r}: its folder does not exist; make it first")
     if device != "cpu" and (what != "steps" or methods):
         raise BadArgument(f"device={device!r}: only `clipwise bench steps` runs elsewhere; leave it out")
-    if what == "growth":
+    if what == "growth" or what in _SMALL:
         if (against, models, rounds, methods) != (_AGAINST, None, None, False):
             raise BadArgument(
                 "--against, --models, --rounds and --methods are for `clipwise bench steps`; leave them out"
             )
-        _bench_growth(quick, markdown, as_json)
+        _bench_sections(what, quick, markdown, as_json)
         return
     if what == "accounting":
         if (against, models, rounds) != (_AGAINST, None, None):
@@ -112,19 +114,20 @@ def _bench_steps(
         raise typer.Exit(1)
 
 
-def _bench_growth(quick: bool, markdown: Path | None, as_json: bool) -> None:
+def _bench_sections(what: str, quick: bool, markdown: Path | None, as_json: bool) -> None:
+    """What is measured without a choice, and shown as tables."""
     import dataclasses
+    from importlib import import_module
 
-    from clipwise.lab.bench import growth
-
+    bench = import_module(f"clipwise.lab.bench.{what}")
     with shown(as_json) as show:
-        timings = growth.measure(show, quick=quick)
+        timings = bench.measure(show, quick=quick)
     if markdown is not None:
-        markdown.write_text(growth.markdown(timings, _command()), encoding="utf-8")
+        markdown.write_text(bench.markdown(timings, _command()), encoding="utf-8")
     if as_json:
         output.print_json(dataclasses.asdict(timings))
         return
-    for section in growth.sections(timings):
+    for section in bench.sections(timings):
         output.print_table(section.title, section.columns, section.cells)
 
 

@@ -47,3 +47,13 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
     for row in rows:
         table.add_row(*(str(cell) for cell in row))
     Console().print(table, markup=False)
+
+
+def print_lines(columns: Sequence[str] | None, rows: Sequence[Sequence[str]]) -> None:
+    """Rows without a frame on stdout: all columns but the last as wide as they need, the last folded within its own."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=columns is not None)
+    for place, column in enumerate(columns or rows[0]):
+        table.add_column(column if columns else "", no_wrap=place < len(rows[0]) - 1, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table, markup=False)

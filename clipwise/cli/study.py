@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -29,6 +30,7 @@ def study(
     listed: Annotated[bool, typer.Option("--list", help="List the study files, and run nothing.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="The file's short version, in minutes.")] = False,
     jobs: Annotated[int | None, typer.Option(help="Runs at once; by default, one a core.")] = None,
+    executor: Annotated[str, typer.Option(help="Where they run: local (this machine) or ray (a cluster).")] = "local",
     out: Annotated[Path | None, typer.Option(help="Where results go; an earlier study there goes on.")] = None,
     publish: Annotated[
         Path | None, typer.Option(help="Also write NAME.md, NAME.jsonl and pictures to this folder (docs/results).")
@@ -47,7 +49,7 @@ def study(
         raise BadArgument("FILE: no study was named; give a name from `clipwise study --list`, or a TOML file")
     made = read_study(file, quick=quick)
     folder = out or Path("runs") / f"study-{made.name}{'-quick' if quick else ''}"
-    lines, failures = (found_there(made, folder), []) if as_it_is else run_and_tell(made, folder, jobs)
+    lines, failures = (found_there(made, folder), []) if as_it_is else run_and_tell(made, folder, jobs, executor)
     about = made.about(f"clipwise study {file}{' --quick' if quick else ''}")
     table = to_markdown(about, lines)
     about.write(folder)
@@ -93,7 +95,9 @@ def found_there(made: Study, folder: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def run_and_tell(made: Study, folder: Path, jobs: int | None) -> tuple[list[dict[str, Any]], list[Outcome]]:
+def run_and_tell(
+    made: Study, folder: Path, jobs: int | None, executor: str = "local"
+) -> tuple[list[dict[str, Any]], list[Outcome]]:
     """Run what is missing of a study, and show on stderr how it goes."""
     from clipwise.cli.study_progress import Progress
     from clipwise.lab.study import run_study
@@ -102,7 +106,7 @@ def run_and_tell(made: Study, folder: Path, jobs: int | None) -> tuple[list[dict
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the runs under way, as Ctrl-C does
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would ignore it
     with Progress(made, folder, jobs, output.messages()).shown() as watcher:
-        return run_study(made, folder, jobs=jobs, watcher=watcher)
+        return run_study(made, folder, jobs=jobs, watcher=watcher, executor=executor)
 
 
 def some_failed(made: Study, failures: list[Outcome]) -> ClipwiseError:
@@ -113,7 +117,7 @@ def some_failed(made: Study, failures: list[Outcome]) -> ClipwiseError:
 
 
 def _list(own: Path | None, as_json: bool) -> None:
-    """What each file compares with, what differs, how many runs it has and how long they take."""
+    """One line a file: runs, minutes and what it compares with; of one file alone, all that it says of itself."""
     from clipwise.lab.study import FILES, located, read_study
 
     folder = FILES if own is None else located(own)
@@ -125,23 +129,48 @@ def _list(own: Path | None, as_json: bool) -> None:
     found = []
     for path in files:
         whole, short = (read_study(path, quick=quick, check=False) for quick in (False, True))
-        about = whole.about(f"clipwise study {path.stem if own is None else path}")
-        facts = {name: getattr(about, name) for name in ("title", "source", "differs", "tuning_cost", "minutes")}
+        facts = {name: getattr(whole, name) for name in _LISTED}
+        facts["command"] = f"clipwise study {path.stem if own is None else own}"
         found.append({"file": str(path), **facts, "runs": len(whole.trials), "quick_runs": len(short.trials)})
     if as_json:
         output.print_json(found)
-        return
-    columns = ("study", "what", "compares with", "what differs", "runs", "minutes")
+    elif len(found) == 1 and folder.is_file():
+        _print_all(found[0])
+    else:
+        _print_lines(found, own)
+
+
+_LISTED = ("title", "source", "differs", "tuning_cost", "tuning", "minutes")
+
+
+def _print_lines(found: list[dict[str, Any]], own: Path | None) -> None:
     rows = [
         (
             Path(row["file"]).stem if own is None else Path(row["file"]).name,
-            row["title"],
-            row["source"] or "nothing published",
-            row["differs"],
-            row["runs"],
-            row["minutes"],
+            *(str(row["runs"]), f"{row['minutes']:g}", _in_short(row["source"]) or "nothing published"),
         )
         for row in found
     ]
-    output.print_table("studies, for `clipwise study NAME`" if own is None else f"studies in {folder}", columns, rows)
-    output.messages().print("minutes are on 2 cores; --quick runs a few of the runs, for a few epochs", highlight=False)
+    output.print_lines(("study", "runs", "min", "compares with"), rows)
+    output.messages().print(
+        "Minutes are on 2 cores. `clipwise study --list NAME` says what a study is and what differs; `--quick` runs a part of it.",
+        highlight=False,
+    )
+
+
+def _in_short(source: str) -> str:
+    """Paper and tables, without remarks: one line of a narrow terminal, mostly."""
+    return re.sub(r" \([^)]*\)|DP-SGD-(?=Global)|[:;].*", "", source)
+
+
+def _print_all(row: dict[str, Any]) -> None:
+    runs = f"{row['runs']} on 2 cores in about {row['minutes']:g} minutes; {row['quick_runs']} with --quick"
+    facts = {
+        "study": row["title"],
+        "compares with": row["source"] or "nothing published",
+        "what differs": row["differs"],
+        "tuning": f"{row['tuning_cost']}; {row['tuning']}",
+        "runs": runs,
+        "command": row["command"],
+    }
+    output.print_lines(None, list(facts.items()))

@@ -58,9 +58,14 @@ def best_threshold(shares: Tensor, middles: Tensor, noise: float, start: float) 
     best = start
     for _ in range(ROUNDS):
         candidates = torch.arange(1, 21, dtype=torch.float64) * (best / 10)
-        excess = (middles[None, :] - candidates[:, None]).clamp_min(0).square() @ shares
-        place = int((noise * candidates.square() + excess).argmin())
+        place = int(expected_error(candidates, shares, middles, noise).argmin())
         best = (place + 1) * (best / 10)
         if place not in (0, 19):
             break
     return best
+
+
+def expected_error(thresholds: Tensor, shares: Tensor, norms: Tensor, noise: float) -> Tensor:
+    """E at each threshold, where `shares` of the gradients have these norms; `noise` is sigma_g^2 d / B^2."""
+    excess = (norms[None, :] - thresholds[:, None]).clamp_min(0).square() @ shares
+    return noise * thresholds.square() + excess

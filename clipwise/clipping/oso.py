@@ -67,13 +67,14 @@ class Oso(Method):
 
     def update(self, state: OsoState, released: Released, context: Context, step: int) -> OsoState:  # noqa: ARG002
         gradient, directions = _flat(released.gradient), _flat(released.side_gradients["directions"])
-        threshold = _moved(state.threshold, self.threshold_rate, gradient, state.directions)
-        learning_rate = _moved(state.learning_rate, self.lr_rate, gradient, state.gradient)
+        threshold, learning_rate = state.threshold, state.learning_rate
+        if len(state.gradient):
+            signs = (
+                torch.stack([gradient @ state.directions, gradient @ state.gradient]).sign().cpu()
+            )  # one read of a device
+            threshold *= math.exp(self.threshold_rate * float(signs[0]))
+            learning_rate *= math.exp(self.lr_rate * float(signs[1]))
         return OsoState(threshold, learning_rate, gradient, directions)
-
-
-def _moved(value: float, rate: float, now: Tensor, before: Tensor) -> float:
-    return value * math.exp(rate * float(torch.sign(now @ before))) if len(before) else value
 
 
 def _flat(parts: Sequence[Tensor]) -> Tensor:

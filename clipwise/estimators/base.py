@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from clipwise import validate
+from clipwise.automatic.choice import is_automatic
 from clipwise.loop.fit import fit
 from clipwise.models import Records, get_architecture
 from clipwise.statement import Statement
@@ -42,6 +44,8 @@ UNCOUNTED = (
 class PrivateEstimator(BaseEstimator):
     """Not for use by itself."""
 
+    RATE = 0.01  # of Adam, where none is stated and none is found
+
     def __init__(
         self,
         epsilon: float = 3.0,
@@ -52,8 +56,8 @@ class PrivateEstimator(BaseEstimator):
         model: str | Callable[[int, int], nn.Module] = "mlp",
         epochs: int | None = None,
         expected_batch_size: int | None = None,
-        method: str = "auto-s",
-        learning_rate: float = 0.01,
+        method: str = "auto",
+        learning_rate: float | None = None,
         ledger: str | Path | None = None,
         random_state: Any = None,
     ):
@@ -83,19 +87,16 @@ class PrivateEstimator(BaseEstimator):
         if getattr(self, "_is_clone", False):
             warnings.warn(NOT_CHARGED, stacklevel=3)
             tuning = {"tuning": UNCOUNTED}
-        rate = validate.positive("learning_rate", self.learning_rate)
         done = fit(
             self._module(columns, outputs, seed),
             TensorDataset(inputs, targets),
-            optimizer=lambda parameters: torch.optim.Adam(parameters, lr=rate),
             loss=loss,
             ledger=self.ledger,
             epsilon=self.epsilon,
             delta=_delta(rows) if self.delta is None else self.delta,
-            epochs=EPOCHS if self.epochs is None else self.epochs,
-            expected_batch_size=_batch(rows) if self.expected_batch_size is None else self.expected_batch_size,
             method=self.method,
             seed=seed,
+            **self._length_and_rate(rows),
         )
         self.model_: nn.Module = done.model.eval()
         self.statement_: Statement = dataclasses.replace(
@@ -104,6 +105,18 @@ class PrivateEstimator(BaseEstimator):
         self.epsilon_: float = done.epsilon
         self.delta_: float | None = done.delta
         self.history_: list[dict[str, Any]] = done.history
+
+    def _length_and_rate(self, rows: int) -> dict[str, Any]:
+        """What is stated; the rest is left to method='auto', and has a default with any other (and without privacy)."""
+        stated = {"epochs": self.epochs, "expected_batch_size": self.expected_batch_size}
+        if self.learning_rate is None and is_automatic(self.method) and self.epsilon != math.inf:
+            return stated
+        rate = self.RATE if self.learning_rate is None else validate.positive("learning_rate", self.learning_rate)
+        plain = {"epochs": EPOCHS, "expected_batch_size": _batch(rows)}
+        return {
+            **{name: plain[name] if value is None else value for name, value in stated.items()},
+            "optimizer": lambda parameters: torch.optim.Adam(parameters, lr=rate),
+        }
 
     def _module(self, columns: int, outputs: int, seed: int | None) -> nn.Module:
         """A new model; the global random state is left alone."""

@@ -27,7 +27,8 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
         scaled: True declares that X was scaled by public numbers, not by a scaler fitted on these rows; the statement quotes it.
         classes: the public list of classes; by default it is read off y, and the statement says so.
         model: "mlp", "linear", or a function of (columns, classes) that makes a torch module.
-        epochs, expected_batch_size, method, learning_rate: of the training (Adam); the defaults do for a first try.
+        epochs, expected_batch_size, method, learning_rate: of the training (Adam). With method='auto', the default, what is not stated is
+            found or chosen by rule, and the statement says how; any other has 30 epochs, batches of a tenth and a rate of 0.01.
         ledger: a file for the privacy ledger; what an existing one holds counts in the budget.
         random_state: for studies and tests; without one, randomness is the system's own.
 
@@ -45,8 +46,8 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
         model: Any = "mlp",
         epochs: int | None = None,
         expected_batch_size: int | None = None,
-        method: str = "auto-s",
-        learning_rate: float = 0.01,
+        method: str = "auto",
+        learning_rate: float | None = None,
         ledger: Any = None,
         random_state: Any = None,
     ):

@@ -27,12 +27,15 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):
 
         PrivateRegressor(epsilon=3, ranges=(low, high), target_range=(0, 100)).fit(X, y).predict(X_new)
 
-    Parameters, beside those of `PrivateClassifier` (but `classes`):
+    Parameters, beside those of `PrivateClassifier` (but `classes`; here `auto-s` at a rate of 0.003 is the default, because what `auto`
+    finds from a few hundred rows of numbers was much worse: docs/methods/auto.md):
         target_range: (low, high) of y, public: targets are clipped to it, and so are predictions.
         loss: "squared-error", or "huber", which counts large errors by their size: for targets with outliers.
 
     After fit: n_features_in_, epsilon_, delta_, statement_, history_, model_.
     """
+
+    RATE = 0.003
 
     def __init__(
         self,
@@ -47,7 +50,7 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):
         epochs: int | None = None,
         expected_batch_size: int | None = None,
         method: str = "auto-s",
-        learning_rate: float = 0.003,
+        learning_rate: float | None = None,
         ledger: Any = None,
         random_state: Any = None,
     ):

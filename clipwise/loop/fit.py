@@ -225,6 +225,8 @@ def fit(
             keeper.after_step()
         _end(run, report, keeper, finish=finish)
         average.finish()
+        if pilot is not None:
+            pilot.conclude()
         run.engine.remove()
         done = _finished(run, report, _release(run, train, compare, after, finish), (compare, rate_schedule))
         run.close(on_end(done) if on_end else None)

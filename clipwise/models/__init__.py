@@ -14,10 +14,11 @@ from clipwise import validate
 from clipwise.data.source import DataSet, Source
 from clipwise.models import freezing, pretrained
 from clipwise.models.architecture import Architecture, Records
-from clipwise.models.autoencoder import AUTOENCODER
+from clipwise.models.autoencoder import AUTOENCODER, AUTOENCODER_OSO
 from clipwise.models.bert import BERT, LENGTH
 from clipwise.models.bow import BOW, BOW_LINEAR
 from clipwise.models.cnn import CNN, CNN_RELU
+from clipwise.models.cnn_8_64 import CNN_8_64
 from clipwise.models.cnn_16_32 import CNN_16_32
 from clipwise.models.cnn_20_50 import CNN_20_50
 from clipwise.models.efficientnet_lite0 import EFFICIENTNET_LITE0
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
 MODELS: dict[str, Architecture] = {
     architecture.name: architecture
     for architecture in (
-        *(LINEAR, MLP, SCATTERING, CNN, CNN_RELU, CNN_20_50, CNN_16_32, AUTOENCODER),
+        *(LINEAR, MLP, SCATTERING, CNN, CNN_RELU, CNN_20_50, CNN_16_32, CNN_8_64),
+        *(AUTOENCODER, AUTOENCODER_OSO),
         *(RESNET18, RESNET34, SHUFFLENET, NF_RESNET, *NFNET, EFFICIENTNET_LITE0),
         *(BOW, BOW_LINEAR, LSTM, BILSTM, BERT),
     )

@@ -23,11 +23,11 @@ _STEP, _RANK, _STREAM = 5, 2, 4  # bytes of the nonce; the twelfth is 0
 
 
 class Stream:
-    """The words of one (step, rank, stream), in order."""
+    """The words of one (step, rank, stream), in order, from a block on."""
 
-    def __init__(self, key: Key, device: torch.device, *, step: int, rank: int = 0, stream: int = 0):
+    def __init__(self, key: Key, device: torch.device, *, step: int, rank: int = 0, stream: int = 0, block: int = 0):
         nonce = step.to_bytes(_STEP, "big") + rank.to_bytes(_RANK, "big") + stream.to_bytes(_STREAM, "big") + bytes(1)
-        self._device, self._block = device, 0
+        self._device, self._block = device, block
         self._key, self._nonce = key.derive("chacha20").secret, nonce
 
     def words(self, count: int) -> Tensor:

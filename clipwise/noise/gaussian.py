@@ -14,6 +14,7 @@ import functools
 import math
 import os
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,8 @@ from torch import Tensor
 
 from clipwise.devices import in_host_memory
 from clipwise.keystream import Key
-from clipwise.noise.chacha import Stream
-from clipwise.types import LoopMisuse
+from clipwise.noise.chacha import WORDS, Stream
+from clipwise.types import Cut, LoopMisuse
 
 STREAM = 2  # counted up when the numbers that a key gives change: a redone step must have those of the first time
 # Numbers are made two by two, in pieces that stay in the cache and are worth an operation's overhead: of 200,000 numbers each took
@@ -73,9 +74,10 @@ class GaussianNoise:
         self._process = os.getpid()
         self._rooms: dict[torch.dtype, _Room] = {}
 
-    def add(self, sums: Sequence[Tensor], std: float, *, step: int) -> tuple[Tensor, ...]:
+    def add(self, sums: Sequence[Tensor], std: float, *, step: int, cut: Cut | None = None) -> tuple[Tensor, ...]:
         """sums + N(0, std^2), in the sums' own memory, so that no sum without its noise is left behind. Each query of a
-        step has a stream of its own; a past step is refused."""
+        step has a stream of its own; a past step is refused. A process that holds a `cut` of the query (on one device) draws
+        that part of the stream, in whole pieces, and no other."""
         if os.getpid() != self._process:
             raise LoopMisuse(
                 "this run was begun in another process, of which this one is a copy (a fork): both would draw the same noise, and the "
@@ -90,39 +92,50 @@ class GaussianNoise:
         sums = tuple(total.contiguous() for total in sums)
         devices = list(dict.fromkeys(total.device for total in sums))
         for device in devices:
-            self._add_on(device, [total for total in sums if total.device == device], std)
+            self._add_on(device, [total for total in sums if total.device == device], std, cut)
         return sums
 
-    def _add_on(self, device: torch.device, sums: Sequence[Tensor], std: float) -> None:
+    def _add_on(self, device: torch.device, sums: Sequence[Tensor], std: float, cut: Cut | None) -> None:
         """Noise from the query's next stream on sums of one device."""
         stream, self._streams = self._streams, self._streams + 1
         wide = torch.float64 if any(total.dtype == torch.float64 for total in sums) else torch.float32
-        left = sum(total.numel() for total in sums)
-        if std == 0 or left == 0:
+        sizes = [total.numel() for total in sums]
+        if std == 0 or sum(sizes) == 0:
             return
+        places, length = cut or Cut(tuple(accumulate(sizes, initial=0))[:-1], sum(sizes))
         # One stream of pieces for all tensors: many small ones would each pay for a cipher and a dozen small operations,
         # while the noise of a large model, drawn whole, would go through memory again and again.
-        waiting = [total.view(-1) for total in reversed(sums)]
-        for piece in self._standard_normal(device, stream, left, wide):
-            places = _take(waiting, piece.numel())
-            if len(places) == 1:
-                places[0].add_(piece, alpha=std)
-            else:
-                torch._foreach_add_(places, piece.split([place.numel() for place in places]), alpha=std)
+        waiting = [(place, total.view(-1)) for place, total in zip(places, sums, strict=True) if total.numel()][::-1]
+        size = 2 * (_PAIRS if in_host_memory(device) else _PAIRS_ON_DEVICE)
+        while waiting:
+            # The pieces from that of the next number on, as far as there are numbers in each.
+            first = waiting[-1][0] // size
+            start = first * size
+            for piece in self._standard_normal(device, stream, length, wide, first):
+                mine, numbers = _take(waiting, start, piece)
+                if len(mine) == 1:
+                    mine[0].add_(numbers[0], alpha=std)
+                else:
+                    torch._foreach_add_(mine, numbers, alpha=std)
+                start += size
+                if not waiting or waiting[-1][0] >= start + size:
+                    break
 
-    def _standard_normal(self, device: torch.device, stream: int, left: int, wide: torch.dtype) -> Iterator[Tensor]:
-        """The first numbers of a stream in pieces, each good until the next."""
+    def _standard_normal(
+        self, device: torch.device, stream: int, length: int, wide: torch.dtype, first: int = 0
+    ) -> Iterator[Tensor]:
+        """The numbers of a stream in pieces, from the `first` on, each good until the next."""
         where = {"step": self._step, "rank": self._rank, "stream": stream}
         if in_host_memory(device):
             most = _PAIRS
-            room = self._room_for(min(most, _pairs_for(left)), wide)
-            draw = functools.partial(room.next, self._key.keystream(**where))
+            room = self._room_for(min(most, _pairs_for(length)), wide)
+            draw = functools.partial(room.next, self._key.keystream(**where, block=first * most * _BYTES // 16))
         else:
             most = _PAIRS_ON_DEVICE
-            draw = functools.partial(_made_on_device, Stream(self._key, device, **where), wide)
-        while left:
-            count = min(left, 2 * most)
-            left -= count
+            words = Stream(self._key, device, **where, block=first * most * _BYTES // (4 * WORDS))
+            draw = functools.partial(_made_on_device, words, wide)
+        for start in range(2 * most * first, length, 2 * most):
+            count = min(length - start, 2 * most)
             yield draw(_pairs_for(count)).flatten()[:count]
 
     def _room_for(self, pairs: int, wide: torch.dtype) -> _Room:
@@ -162,15 +175,18 @@ def _pairs_for(count: int) -> int:
     return -(-count // 2)
 
 
-def _take(waiting: list[Tensor], count: int) -> list[Tensor]:
-    """The first `count` numbers off a stack of flat tensors, as views."""
-    places = []
-    while count:
-        flat = waiting.pop()
+def _take(waiting: list[tuple[int, Tensor]], start: int, piece: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """Off a stack of flat tensors, each with its place, what lies in this piece, as views; and the numbers for them."""
+    at, end = start, start + piece.numel()
+    mine: list[Tensor] = []
+    sizes: list[int] = []  # of numbers that nobody here holds, and of those of `mine`, in turns
+    while waiting and waiting[-1][0] < end:
+        place, flat = waiting.pop()
         size = flat.numel()  # len() of a tensor takes longer than an addition
-        if size > count:
-            waiting.append(flat[count:])
-            flat, size = flat[:count], count
-        places.append(flat)
-        count -= size
-    return places
+        if place + size > end:
+            waiting.append((end, flat[end - place :]))
+            flat, size = flat[: end - place], end - place
+        mine.append(flat)
+        sizes += [place - at, size]
+        at = place + size
+    return mine, list(piece.split([*sizes, end - at]))[1::2]

@@ -8,7 +8,7 @@ from torch.utils._pytree import tree_flatten
 
 from clipwise.keystream import Key
 from clipwise.noise import GaussianNoise, gaussian
-from clipwise.types import BadArgument, LoopMisuse
+from clipwise.types import BadArgument, Cut, LoopMisuse
 
 
 def draw(count, *, key=None, step=0, rank=0, std=1.0, dtype=torch.float32):
@@ -177,3 +177,20 @@ def test_sums_of_two_devices_draw_from_two_streams(monkeypatch):
     assert [total.device.type for total in both] == ["cpu", "meta"]
     assert torch.equal(both[0], draw(5))
     assert noise._streams == 2
+
+
+@pytest.mark.usefixtures("cipher")
+def test_a_part_of_a_query_gets_the_numbers_that_it_has_in_the_whole(monkeypatch):
+    monkeypatch.setattr(gaussian, "_PAIRS_ON_DEVICE", gaussian._PAIRS)
+    whole = draw(3 * PIECE + 9)
+    spans = [(2, 5), (PIECE - 1, 3), (2 * PIECE + 1, 0), (3 * PIECE - 4, 13)]  # within, across, none, to the end
+    drawn = []
+    made = gaussian._box_muller
+    monkeypatch.setattr(gaussian, "_box_muller", lambda *words: drawn.append(1) or made(*words))
+    cut = Cut(tuple(start for start, _ in spans), len(whole))
+    found = GaussianNoise(Key.from_seed(1)).add([torch.zeros(count) for _, count in spans], 1.0, step=0, cut=cut)
+    for (start, count), numbers in zip(spans, found, strict=True):
+        assert torch.equal(numbers, whole[start : start + count])
+    assert len(drawn) == 4
+    GaussianNoise(Key.from_seed(1)).add([torch.zeros(4)], 1.0, step=0, cut=Cut((2 * PIECE,), len(whole)))
+    assert len(drawn) == 5, "no piece before it, and none behind"

@@ -1,10 +1,18 @@
 """Norms: the engine that measures and sums per-example gradients (stage 2 and 4 of the step)."""
 
-from clipwise.norms.bookkeeping import Bookkeeping
+from clipwise.norms.bookkeeping import OTHER_PARAMETERS, Bookkeeping
 from clipwise.norms.loss import ROW_WISE, say_of_loss
 from clipwise.norms.plain import PlainEngine, PlainTape
 from clipwise.norms.refuse import mixing_layers
 from clipwise.norms.tape import Tape
-from clipwise.norms.watch import Members
 
-__all__ = ["ROW_WISE", "Bookkeeping", "Members", "PlainEngine", "PlainTape", "Tape", "mixing_layers", "say_of_loss"]
+__all__ = [
+    "OTHER_PARAMETERS",
+    "ROW_WISE",
+    "Bookkeeping",
+    "PlainEngine",
+    "PlainTape",
+    "Tape",
+    "mixing_layers",
+    "say_of_loss",
+]

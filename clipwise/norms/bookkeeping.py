@@ -54,6 +54,11 @@ from clipwise.norms.watch import Members, Watch
 from clipwise.randomness import held, seed_all
 from clipwise.types import LoopMisuse, Padding, Unsupported
 
+OTHER_PARAMETERS = (
+    "the trainable parameters of model or optimizer are not those that were attached (one was added, replaced, frozen or unfrozen); "
+    "nothing was changed. Call detach(), make the change, and attach again: the ledger file can be the same"
+)
+
 
 class Bookkeeping:
     """`open(rows)`, the user's forward and backward, `close()`: one physical batch."""
@@ -68,16 +73,20 @@ class Bookkeeping:
         generic: bool = False,
         own_loss: Any = None,
         batch_dim: int | None = None,
+        whole: Mapping[str, nn.Parameter] | None = None,
         notify: Callable[[str], None] = warnings.warn,
     ):
         """`loss_declared` is None, or "row-wise": the user's word for a loss that cannot be proved so (loss/proof.py). `generic` runs the whole model under torch.func, for models that change shape from call to call, or for
         comparison. `own_loss` makes the loss of a model that computes its own (own_loss.py). `batch_dim` is the user's word for the
-        dimension of the model's arguments that has the records, where shapes could mean two."""
+        dimension of the model's arguments that has the records, where shapes could mean two. `whole`: what the layers hold in a pass, where that is not
+        `parameters` themselves, which are cut over processes (shards.py)."""
         refuse_mixing_layers(model)
         refuse_without_wide_type(parameters.values())
         self._model = model
-        self._names = {id(p): name for name, p in parameters.items()}
-        self._parameters = list(parameters.values())
+        whole = whole or parameters
+        self._names = {id(p): name for each in (parameters, whole) for name, p in each.items()}
+        self.parameters = list(parameters.values())  # in the order of the tape's sums
+        self._parameters = list(whole.values())
         self.loss = LossProof(loss_reduction, loss_declared)
         self._chooser = Chooser()
         self._notify = notify
@@ -100,19 +109,17 @@ class Bookkeeping:
         self._padding_probed = False
         self._watch = Watch(model, self._names)
         self._members = Members(model)
+        self._frozen = self._now_frozen()
+        self._changed = False  # whether the model was found to be made of other objects since the last step
+        self._fast = False  # whether one look is enough for inputs of any layout
         self._varies = False  # whether the model changes a number or a buffer of its own from call to call, or draws
         self._calls = self._looked_at = 0  # private batches so far; that at the last look
         self._unsure_at: int | None = None  # the batch of a look that was not enough
         self._told: set[str] = set()
         self._in_root = False
         self._outside = 0  # blocks of `outside` that are open
-        self._held_back = HeldBack(self._parameters, self._names)
+        self._held_back = HeldBack(self.parameters, self._names)
         self._hooks: list[Any] = []
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """The trainable parameters, in the order of the tape's sums."""
-        return self._parameters
 
     @property
     def units(self) -> list[Unit]:
@@ -181,8 +188,10 @@ class Bookkeeping:
         self._watch.begin_once()
         self._over()
         if not self._members.unchanged():
-            self._members = Members(self._model)
-        self._pass, self._padding = Pass(rows, self.loss, lengths), padding
+            self._members, self._changed = Members(self._model), True
+            self._probed_modes.clear()  # so that it is looked at again
+        self._pass = self.loss.batch = Pass(rows, self.loss, lengths)
+        self._padding = padding
         self._calls += 1
         if records is not None and rows > 1 and self.loss.wants_witness:
             self._pass.witness = Witness(rows, records, self._batch_dim)
@@ -200,7 +209,7 @@ class Bookkeeping:
             self._pass.over = True
             if self._pass.witness is not None:
                 self._pass.witness.leave()
-        self._pass = None
+        self._pass = self.loss.batch = None
         self._held_back.clear()
 
     @contextmanager
@@ -208,7 +217,7 @@ class Bookkeeping:
         """Passes in this block are none of the open batch's: no parameter takes a gradient from them."""
         self._outside += 1
         try:
-            with untrained(self._parameters):
+            with untrained([*self._parameters, *self.parameters]):
                 yield
         finally:
             self._outside -= 1
@@ -228,7 +237,7 @@ class Bookkeeping:
             )
         self._held_back.take()
         self._over()
-        self._watch.check()
+        self._watch.check(same_members=self._refuse_changed_model())
         # Taken, not copied: the user's loss keeps the graph alive, and the graph its taps, and they this pass.
         parts, done.parts = done.parts, []
         for p, total in done.shared.values():
@@ -237,6 +246,20 @@ class Bookkeeping:
         if done.scale is None:
             raise RuntimeError("a batch was recorded whose loss was not judged")
         return Tape(self._parameters, parts, done.rows, scale=done.scale)
+
+    def _refuse_changed_model(self) -> bool:
+        """Whether the model is made of the same objects, each trained or not as it was. Raises where others are trained."""
+        same = not self._changed and self._members.unchanged()
+        trained = all([p.requires_grad for p in self._parameters]) and not any([p.requires_grad for p in self._frozen])
+        if not (same and trained):
+            if {id(p) for p in self._model.parameters() if p.requires_grad} != set(self._names):
+                raise LoopMisuse(OTHER_PARAMETERS)
+            self._members, self._frozen, self._changed = Members(self._model), self._now_frozen(), False
+            self._probed_modes.clear()
+        return same
+
+    def _now_frozen(self) -> list[nn.Parameter]:
+        return [p for p in self._model.parameters() if not p.requires_grad]
 
     # -- while recording -----------------------------------------------------------------------------------------------
 
@@ -295,7 +318,7 @@ class Bookkeeping:
 
     def _note_outputs(self, out: Any, args: Args, kwargs: Kwargs) -> None:
         """Where the rows are in each output: the dimension that grew from two rows to three when the model was looked at."""
-        leaves = [x for x in tree_flatten(out)[0] if isinstance(x, Tensor)]
+        leaves = _tensors(out)
         if self._probing is not None:
             n, given = self._probing.rows, leaves_of((args, kwargs))[0]
             if all(given[i].shape[0] == n for i in self._square):  # not the other reading of a square argument
@@ -312,7 +335,7 @@ class Bookkeeping:
         return [(x, None if dim is None or dim < 0 else dim) for x, dim in zip(leaves, dims, strict=True)]
 
     def _outputs_with_rows(self, out: Any) -> list[tuple[Tensor, int]]:
-        leaves = [x for x in tree_flatten(out)[0] if isinstance(x, Tensor)]
+        leaves = _tensors(out)
         return [(x, dim) for x, dim in self._with_rows(leaves) if dim is not None]
 
     def _run_outside(self, original: Forward, args: Args, kwargs: Kwargs) -> Any:
@@ -341,6 +364,8 @@ class Bookkeeping:
             return True
         if self._varies and self._calls > self._looked_at and self._calls & (self._calls - 1) == 0:
             return True
+        if self._fast:
+            return False
         if any(u.is_generic for u in self._units) and signature(args, kwargs) != self._probed_as:
             return True
         return any(u.spread or u.own for u in self._units) and self._layout(args, kwargs) not in self._probed
@@ -588,6 +613,7 @@ class Bookkeeping:
                 bags,
             )
             self._units, self._varies, self._looked_at = found.units, self._varies or found.varies, self._calls
+            self._fast = not any(u.is_generic or u.spread or u.own for u in found.units)
             self._unsure_at = None if found.last else self._calls
             self._watch.may_move |= found.may_move
             self._padding_probed |= self._padding is not None
@@ -603,6 +629,12 @@ class Bookkeeping:
         if message not in self._told:
             self._told.add(message)
             self._notify(message)
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    if isinstance(tree, Tensor):  # most outputs: flattening takes longer than a layer
+        return [tree]
+    return [x for x in tree_flatten(tree)[0] if isinstance(x, Tensor)]
 
 
 def _need_gradients(args: Args, kwargs: Kwargs) -> bool:

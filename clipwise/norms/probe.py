@@ -41,6 +41,7 @@ COINCIDENCE = (
     "The first batch has, by chance, as many records as its second dimension is long; if that is all that is wrong, say which dimension "
     "of the model's arguments has the records: attach(..., batch_dim=0), or 1. Nothing was released"
 )
+_NOISES = 4099  # a prime, so that no two rows of a weight get the same; chosen
 NOT_SPREAD = "a parameter of its own cannot be given one value a row"
 OUTSIDE = "a parameter is used outside its layer's forward"
 PACKED = "it has no fast rule, and takes or returns a PackedSequence"  # whoever packs it may be run row by row
@@ -230,8 +231,7 @@ def _unsettled(
     seed_all(0)
     try:
         for p in parameters:
-            size = float(p.data.square().mean().sqrt())
-            p.data = p.data + torch.randn_like(p.data) * (0.1 * size or 0.02)
+            p.data = _near(p.data)
         runs = Runs(model, attempt, seed)
         try:
             yield runs
@@ -240,6 +240,15 @@ def _unsettled(
     finally:
         for p, value in zip(parameters, values, strict=True):
             p.data = value
+
+
+def _near(value: Tensor) -> Tensor:
+    """Each number a little off, by noise that repeats itself after some thousands: to draw as many as there are takes longer than
+    all the rest of a look."""
+    size = float(torch.linalg.vector_norm(value.float()) / max(1, value.numel()) ** 0.5)
+    noise = torch.randn(min(_NOISES, value.numel()), dtype=value.dtype, device=value.device) * (0.1 * size or 0.02)
+    times = -(-value.numel() // _NOISES)
+    return value + noise.repeat(times)[: value.numel()].view_as(value)
 
 
 def _settle(

@@ -56,6 +56,7 @@ class State:
         self._left_to_copy = _MOST_COPIED
         self._containers: list[tuple[Any, Any]] = []
         self._values: dict[str, tuple[Any, Any, bool]] = {}  # path -> (the object, a copy of its value, kept)
+        self._moved: set[str] | None = None  # by `moved`, since when nothing has run; None: anything may have
         for path, leaf in _walk(model, containers=self._containers):
             self._values[path] = (leaf.value, self._copy(leaf.value), leaf.kept)
 
@@ -76,6 +77,8 @@ class State:
         for container, content in self._containers:
             _refill(container, content)
         for path, (value, was, _) in self._values.items():
+            if self._moved is not None and path not in self._moved:
+                continue
             if isinstance(was, _Checksum):
                 if was != _Checksum(value):
                     raise Unsupported(
@@ -86,6 +89,7 @@ class State:
                 _put_back(value, was)
             elif isinstance(value, np.ndarray):
                 np.copyto(value, was)
+        self._moved = None
         self.restore_generators()
 
     @property
@@ -99,14 +103,20 @@ class State:
 
     def moved(self) -> dict[str, Leaf]:
         """By name, what is not as it was, with a copy of its value now. Generators move as they like."""
-        found = {}
+        found: dict[str, Leaf] = {}
+        met = set()
         for path, leaf in _walk(self._model):
+            met.add(path)
+            if self._values.get(path, (None,))[0] is not leaf.value:
+                met.discard(path)  # another object in its place: what stood there may have been written to as well
             if type(leaf.value) in _GENERATORS:
                 continue
             before = self._values.get(path)
             if before is None or not _unchanged(leaf.value, before[1]):
                 value = leaf.value.detach().clone() if isinstance(leaf.value, Tensor) else leaf.value
                 found[path] = Leaf(value.copy() if isinstance(value, np.ndarray) else value, leaf.kept)
+        gone = self._values.keys() - met
+        self._moved = found.keys() | gone
         return found
 
 
@@ -126,6 +136,8 @@ def checksum(t: Tensor) -> tuple[int, int]:
     """Two sums over a tensor's bits: of its words, and of every second one, so that two that change places show."""
     if t.is_meta:
         return 0, 0
+    if hasattr(t, "to_local"):  # cut over processes (fully_shard): what is in this one
+        t = t.to_local()
     t = t.detach().int_repr() if t.is_quantized else t.detach().to_dense() if t.layout != torch.strided else t.detach()
     flat = (torch.view_as_real(t) if t.is_complex() else t).contiguous().flatten()
     words = flat.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()])

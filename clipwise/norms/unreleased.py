@@ -58,14 +58,10 @@ class HeldBack:
 
     def take(self) -> None:
         """The step has come: refuse where something else stands there by now."""
-        touched = []
-        if self._standing:
-            self._standing = False
-            for p, mine in zip(self._parameters, self._stand_ins, strict=True):
-                if p.grad is not mine:
-                    touched.append(p)
-                if isinstance(p.grad, Unreleased):
-                    p.grad = None
+        if not self._standing:
+            return
+        touched = [p for p, mine in zip(self._parameters, self._stand_ins, strict=True) if p.grad is not mine]
+        self.clear()
         if touched:
             raise LoopMisuse(
                 f"p.grad of {self._names.get(id(touched[0]), '?')!r} was set or cleared (zero_grad?) between loss.backward() and "
@@ -76,7 +72,7 @@ class HeldBack:
         if self._standing:
             self._standing = False
             for p in self._parameters:
-                if isinstance(p.grad, Unreleased):
+                if type(p.grad) is Unreleased:
                     p.grad = None
 
     def _place(self) -> None:

@@ -52,7 +52,6 @@ class Watch:
         self._begun, self._steps = False, 0
         self._versions: dict[str, tuple[int, int]] = {}
         self._checksums: dict[str, tuple[int, int]] = {}
-        self._members = Members(model)
         self._tensors: list[Tensor] = []
 
     def _held(self) -> Iterator[tuple[str, Tensor]]:
@@ -64,17 +63,17 @@ class Watch:
         held = dict(self._held())
         self._versions = {name: _version(t) for name, t in held.items()}
         self._checksums = {name: checksum(t) for name, t in held.items()}
-        self._members, self._tensors = Members(self._model), list(held.values())
+        self._tensors = list(held.values())
 
     def begin_once(self) -> None:
         if not self._begun:
             self.begin()
 
-    def check(self) -> None:
-        """Each step."""
+    def check(self, *, same_members: bool) -> None:
+        """Each step. `same_members`: whether the model is known to be made of the same objects as after the last step."""
         self._steps += 1
         whole = self._steps & (self._steps - 1) == 0
-        if whole or not self._members.unchanged() or any(map(_differ, self._tensors, self._versions.values())):
+        if whole or not same_members or any(map(_differ, self._tensors, self._versions.values())):
             self._refuse({name: _version(t) for name, t in self._held()}, self._versions)
         if whole:
             self.end()

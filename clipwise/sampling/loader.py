@@ -128,9 +128,13 @@ class SampledLoader:
 
         def indices() -> Iterator[list[int]]:
             for step in steps:
-                drawn = self._sampler.draw(self._key, step)[self._part[0] :: self._part[1]].tolist()
+                sample, (rank, of) = self._sampler.draw(self._key, step), self._part
+                drawn, largest = sample[rank::of].tolist(), -(-len(sample) // of)
                 most = self._most or max(1, len(drawn))
-                pieces = [drawn[i : i + most] for i in range(0, len(drawn), most)] or [[]]
+                # Every process has as many batches, of no rows at the end if need be: weights that are cut over processes are
+                # put together for each batch by all of them.
+                ends = range(0, largest if self._most else 1, most)
+                pieces = [drawn[i : i + most] for i in ends] or [[]]
                 for i, piece in enumerate(pieces):
                     waiting.append(PhysicalBatch(step, max(1, len(piece)), masked=not piece, last=i == len(pieces) - 1))
                     yield piece

@@ -35,6 +35,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from clipwise.clipping import Method
 from clipwise.dropin import Private, attach
 from clipwise.noise import GaussianNoise, Noise
+from clipwise.types import Cut
 
 ALPHA = 1e-6  # chance that a sound step fails one test by bad luck: small beside the thousands that are run
 SLACK = 1e-5  # float32 sums of a few hundred terms
@@ -91,7 +92,14 @@ class _Silent(GaussianNoise):
         self.charged_by_then: list[int] = []
         self._charged = charged
 
-    def add(self, sums: Sequence[Tensor], std: float, *, step: int) -> tuple[Tensor, ...]:  # noqa: ARG002
+    def add(
+        self,
+        sums: Sequence[Tensor],
+        std: float,
+        *,
+        step: int,  # noqa: ARG002
+        cut: Cut | None = None,  # noqa: ARG002
+    ) -> tuple[Tensor, ...]:
         self.charged_by_then.append(self._charged())
         self.asked.append((std, tuple(total.shape for total in sums)))
         self.sums.append(torch.cat([total.flatten().double() for total in sums]))
@@ -101,8 +109,8 @@ class _Silent(GaussianNoise):
 class _MadeUp(_Silent):
     """Gives out made-up answers at the first step, the same whatever the sums are; then as its parent does."""
 
-    def add(self, sums: Sequence[Tensor], std: float, *, step: int) -> tuple[Tensor, ...]:
-        plain = super().add(sums, std, step=step)
+    def add(self, sums: Sequence[Tensor], std: float, *, step: int, cut: Cut | None = None) -> tuple[Tensor, ...]:
+        plain = super().add(sums, std, step=step, cut=cut)
         if step:
             return plain
         generator = torch.Generator().manual_seed(SEED + len(self.asked))
@@ -361,9 +369,9 @@ class _Watch:
         self._inner = inner
         self.noises: list[Tensor] = []
 
-    def add(self, sums: Sequence[Tensor], std: float, *, step: int) -> tuple[Tensor, ...]:
+    def add(self, sums: Sequence[Tensor], std: float, *, step: int, cut: Cut | None = None) -> tuple[Tensor, ...]:
         before = [total.clone() for total in sums]  # noise is added in the sums' own memory
-        noised = self._inner.add(sums, std, step=step)
+        noised = self._inner.add(sums, std, step=step, **({} if cut is None else {"cut": cut}))
         self.noises.append(torch.cat([(n - s).flatten().double() for n, s in zip(noised, before, strict=True)]))
         return noised
 

@@ -40,7 +40,7 @@ def test_missing_noise(monkeypatch, factor):
 
 
 def test_uniform_noise(monkeypatch):
-    def uniform(self, device, stream, count, wide):  # noqa: ARG001
+    def uniform(self, device, stream, count, wide, first):  # noqa: ARG001
         yield (torch.rand(count) * 2 - 1) * 3**0.5
 
     monkeypatch.setattr(GaussianNoise, "_standard_normal", uniform)
@@ -50,7 +50,7 @@ def test_uniform_noise(monkeypatch):
 def test_noise_used_twice(monkeypatch):
     plain = GaussianNoise._standard_normal
 
-    def halves(self, device, stream, count, wide):
+    def halves(self, device, stream, count, wide, first):  # noqa: ARG001
         (half,) = plain(self, device, stream, (count + 1) // 2, wide)
         yield torch.cat([half, half])[:count]
 

@@ -9,6 +9,8 @@
     report.py     rows as tables, for people and for Markdown
     machine.py    where a figure was measured
     growth.py     how the ratio grows with batch, parameters, layers, words, sequence and split
+    ranks.py      several processes beside plain DistributedDataParallel: time and bytes
+    scale.py      sampling, accounting and noise by records and parameters
     checks.py     the part of a run that its checks take
     accounting.py the time of accounting, beside two other libraries
 

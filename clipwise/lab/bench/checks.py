@@ -1,4 +1,7 @@
-"""What the checks of the edges cost: the time spent in them over a run of 200 steps, its first step and `attach` included.
+"""What the checks of the edges cost over a run of 200 steps, its first step and `attach` included: what they add (added.py), and
+the time spent in them.
+
+The target is judged by what they add: a run with them, beside one without. The time spent in them is the sum of clocks:
 
 Every function that only checks (the look at collate and model, the proof of the loss, the watch on state, `p.grad`, processes,
 parameters and precision) is replaced by itself with a clock around it, the outermost of nested ones counting; so each is
@@ -29,6 +32,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from clipwise import __version__, dropin, guards, run
+from clipwise.lab.bench import added
 from clipwise.lab.bench.machine import machine, version
 from clipwise.lab.bench.peers import LEARNING_RATE, NOISE_MULTIPLIER, THRESHOLD
 from clipwise.lab.bench.workloads import WORKLOADS, Workload
@@ -40,14 +44,29 @@ from clipwise.norms.watch import Members, Watch
 STEPS = 200  # of a run: what the target is stated for
 STEPS_OF_AN_EPOCH = 20  # short ones: buffers are gone through by their bits at each end
 RUNS = 3  # of a model; the one with the median share counts
+SECONDS = 60.0  # of a run at most, roughly: a model with slower steps takes fewer, and the median stands for the rest
 TARGET = 0.01  # of the run's time
-MODELS = ("small-cnn-b64", "tabular-b64", "cnn-b64", "small-cnn-b256", "bag-of-words-b256", "bilstm-b64")
+MODELS = (
+    "small-cnn-b64",
+    "tabular-b64",
+    "small-cnn-b256",
+    "cnn-b64",
+    "cnn-b512",
+    "bag-of-words-b256",
+    "bilstm-b64",
+    "transformer-b32",
+    "resnet18-stem7-b64",
+)
 
 _HOW = f"""\
-The time spent in the checks of the edges (docs/threat_model.md), over `attach` and {STEPS} private steps, as a share of the time of
-these steps; data loading is not timed. Each function that checks has a clock around it, and counts whole, clock included; so does the
-first look at the model, which also finds the batch dimension. CPU time of one thread (checks of later steps: the median over the
-steps, by the wall clock); {RUNS} runs a model, the median one.
+What the checks of the edges (docs/threat_model.md) cost over `attach` and {STEPS} private steps.
+
+*Added*: two runs on the same batches take their steps in turns, in one process, one of them with everything that only checks taken out
+(by the bench alone; what the look at the model finds is handed to it). What the other takes longer, as a share of its time, loader
+included, is what the target of 1 % is about, because that is what a user would get back. *Clocked*: each function that checks has a
+clock around it and counts whole, clock included, the first look among them, although it also finds the batch dimension; as a share of
+the steps without the loader. CPU time of one thread; {RUNS} runs a model, the median one. Models with slow steps take fewer of them,
+and the median step stands for the rest.
 """
 
 # What it is called in the table; where the functions are; their names.
@@ -55,13 +74,14 @@ _CHECKS: tuple[tuple[str, Any, str], ...] = (
     ("collate", run, "check_collate"),
     ("model", bookkeeping.Bookkeeping, "_run_probe _is_new _note_outputs _refuse_other_rows"),
     ("loss", proof, "reach"),
-    ("loss", proof.LossProof, "judge _refuse_shape _refuse_shared _verify _hear_witness"),
+    ("loss", proof.LossProof, "is_known judge _refuse_shape _refuse_shared _verify _hear_witness"),
     ("loop", witness.Witness, "__init__ start stop leave pause go_on _take_down _look_for_numbers"),
     ("gradients", bookkeeping.Bookkeeping, "_refuse_gradient"),
     ("p.grad", HeldBack, "put take clear"),
     ("state", Watch, "begin check end"),
     ("state", Members, "__init__ unchanged"),
     ("parameters", dropin.Private, "_refuse_changed_parameters"),
+    ("parameters", bookkeeping.Bookkeeping, "_refuse_changed_model"),
     ("process", guards.Whereabouts, "begin end refuse_elsewhere"),
     ("process", guards, "_refuse_second_optimizer through_hooks refuse_claimed refuse_model"),
     ("precision", bookkeeping, "exact_products"),
@@ -129,7 +149,8 @@ def measure(models: Sequence[str], progress: Callable[[str, float], None], steps
             for turn in range(RUNS):
                 progress(model, (i + turn / RUNS) / len(models))
                 each.append(_one_run(model, steps))
-            rows.append(sorted(each, key=lambda row: row["share"])[RUNS // 2])
+            each = [{**row, **_added(model, row["step_ms"], steps)} for row in each]
+            rows.append(sorted(each, key=lambda row: row["added"])[RUNS // 2])
     finally:
         torch.set_num_threads(threads)
     progress("done", 1.0)
@@ -137,19 +158,33 @@ def measure(models: Sequence[str], progress: Callable[[str, float], None], steps
     return Timings(rows, versions, machine())
 
 
-def _attached(workload: Workload) -> tuple[nn.Module, torch.optim.Optimizer, dropin.Private]:
+def _attached(
+    workload: Workload, model: nn.Module, seed: int | None = None
+) -> tuple[nn.Module, torch.optim.Optimizer, dropin.Private]:
     """On records enough for an epoch of some steps, drawn by coins, so that batches vary as they do in training."""
-    model = workload.model()
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     records = TensorDataset(*(x.repeat(STEPS_OF_AN_EPOCH, *[1] * (x.dim() - 1)) for x in workload.batch()))
     loader = DataLoader(records, batch_size=workload.rows)
-    options = {"noise_multiplier": NOISE_MULTIPLIER, "threshold": THRESHOLD, "epochs": STEPS}
+    options = {"noise_multiplier": NOISE_MULTIPLIER, "threshold": THRESHOLD, "epochs": STEPS, "seed": seed}
     return model, optimizer, dropin.attach(model, optimizer, loader, **options)
+
+
+def _added(name: str, step_ms: float, steps: int) -> dict[str, Any]:
+    """With the checks and without, side by side."""
+    some = max(3, min(steps, int(SECONDS / 2e-3 / step_ms)))
+    workload = WORKLOADS[name]
+    checked, bare = added.added(workload.model, lambda model: _attached(workload, model, seed=0)[1:], some)
+    later = statistics.median(a - b for a, b in zip(checked[1:], bare[1:], strict=True))
+    return {
+        "added": added.share(checked, bare, steps),
+        "added_at_first_ms": 1e3 * (checked[0] - bare[0]),
+        "added_a_later_step_us": 1e6 * later,
+    }
 
 
 def _one_run(name: str, steps: int) -> dict[str, Any]:
     with clocked() as clock:
-        model, optimizer, private = _attached(WORKLOADS[name])
+        model, optimizer, private = _attached(WORKLOADS[name], WORKLOADS[name].model())
         checks, took = [clock.read()], []
         batches = (batch for _ in range(1 + steps // STEPS_OF_AN_EPOCH) for batch in private.loader)
         for x, y in islice(batches, steps):
@@ -184,10 +219,12 @@ def _one_run(name: str, steps: int) -> dict[str, Any]:
 COLUMNS = [
     "model",
     "step, ms",
-    "first step, ms",
-    "checks at attach and first step, ms",
-    "a later step, us",
-    "of the run",
+    "added at attach and first step, ms",
+    "added to a later step, us",
+    "added to the run",
+    "clocked at attach and first step, ms",
+    "clocked in a later step, us",
+    "clocked, of the run",
 ]
 
 
@@ -196,10 +233,12 @@ def cells(timings: Timings) -> list[list[str]]:
         [
             row["model"],
             f"{row['step_ms']:.2f}",
-            f"{row['first_step_ms']:.1f}",
+            f"{row['added_at_first_ms']:.1f}",
+            f"{row['added_a_later_step_us']:.0f}",
+            f"{row['added']:.2%}" + (" ok" if row["added"] <= row["target"] else " NO"),
             f"{row['checks_at_first_ms']:.1f}",
             f"{row['checks_a_later_step_us']:.0f}",
-            f"{row['share']:.2%}" + (" ok" if row["share"] <= row["target"] else " NO"),
+            f"{row['share']:.2%}",
         ]
         for row in timings.rows
     ]

@@ -34,7 +34,7 @@ def side_by_side(
 ) -> Iterator[tuple[Task, Ended]]:
     """Each task with its end, in the order in which they end. `command` prepares a task just before it starts, and gives
     the module that runs it, and its words."""
-    threads = max(1, (os.cpu_count() or 1) // jobs)
+    threads = _threads_each(jobs)
     living: set[subprocess.Popen[str]] = set()
     stop = threading.Event()
     pool = ThreadPoolExecutor(jobs)
@@ -58,6 +58,13 @@ def side_by_side(
         pool.shutdown(cancel_futures=True)
         os.close(held)
         os.close(leash)
+
+
+def _threads_each(jobs: int) -> int:
+    """The cores shared among the processes, and no more than the caller's own OMP_NUM_THREADS allows."""
+    share = max(1, (os.cpu_count() or 1) // jobs)
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return min(share, int(asked)) if asked.isdecimal() and int(asked) else share
 
 
 def run_module(module: list[str], threads: int, leash: int, living: set[subprocess.Popen[str]] | None = None) -> Ended:

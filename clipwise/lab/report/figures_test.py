@@ -11,7 +11,8 @@ import pytest
 from clipwise.lab.report import svg
 from clipwise.lab.report.figures import Figure, Point, Series, Target, run_figures, thinned
 from clipwise.lab.report.plots import png
-from clipwise.lab.report.study_figures import _point, _spread
+from clipwise.lab.report.study_figures import _point, _spread, study_figures
+from clipwise.lab.study import About
 from clipwise.proportion import wilson
 
 LINES = [
@@ -141,3 +142,41 @@ def test_alt_text_says_what_is_seen():
 def test_a_studys_picture_says_what_is_drawn_around_its_points(seeds, said):
     points = tuple(_point(float(x), [0.5, 0.6, 0.7][:count]) for x, count in enumerate(seeds))
     assert _spread([Series("fixed", points)]).partition(":")[0] == said
+
+
+def test_a_picture_has_a_line_for_each_schedule_and_the_papers_figures_as_marks():
+    """Runs of one method with constant and with decaying noise are two lines, never one mean with a deviation."""
+    names = ("title", "source", "differs", "tuning", "command")
+    about = About(
+        name="n",
+        minutes=1,
+        trials=(),
+        published={"C = 1": {"2.8": 59.07}, "C = 5": {"2.8": 84.29}},
+        picture="threshold",
+        keyed="noise",
+        **dict.fromkeys(names, ""),
+    )
+    lines = [
+        {"data": "mnist", "model": "cnn", "method": "fixed", "variant": variant, "accuracy": accuracy}
+        | {
+            "target_epsilon": None,
+            "asked_noise_multiplier": 2.8,
+            "asked_schedule": schedule,
+            "asked_method_options": {"threshold": threshold},
+        }
+        for variant, schedule, threshold, accuracy in (
+            ("C = 1", "constant", 1.0, 0.8),
+            ("C = 5", "constant", 5.0, 0.7),
+            ("ADP, C = 1", "linear:decay=0.99", 1.0, 0.6),
+        )
+    ]
+    (figure,) = study_figures(about, lines, [])
+    assert [(s.label, [p.y for p in s.points]) for s in figure.series] == [
+        ("fixed", [0.8, 0.7]),
+        ("fixed, linear", [0.6]),
+    ]
+    assert [(p.x, p.y) for p in figure.series[0].published] == [
+        (1.0, pytest.approx(0.5907)),
+        (5.0, pytest.approx(0.8429)),
+    ]
+    assert figure.note == "diamonds: published"

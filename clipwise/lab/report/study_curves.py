@@ -25,6 +25,7 @@ _MOST_LINES = 16  # of a chart: with more, colours repeat and nothing is seen
 _CHARTS = (
     ("metrics.jsonl", "epoch", "accuracy", "accuracy"),
     ("path.jsonl", "step", "threshold", "clipping threshold"),
+    ("path.jsonl", "step", "norm_median", "median of the norms, as released"),
     ("path.jsonl", "step", "upper", "upper bound"),
     ("path.jsonl", "step", "mean_sensitivity", "mean norm, not noised"),
     ("path.jsonl", "step", "noise_multiplier", "noise multiplier"),

@@ -42,7 +42,8 @@ def study_heats(about: About, lines: Sequence[_Line]) -> list[Heat]:
         if len(xs) < 2 or len(ys) < 2:
             continue  # nothing to draw yet, or a method without these options
         found = [[_accuracies(r for r in here if (_asked(x, r), _asked(y, r)) == (a, b)) for a in xs] for b in ys]
-        most = max(len(some) for row in found for some in row)
+        counts = {len(some) for row in found for some in row if some}
+        seeds = f"mean of {min(counts)} to {max(counts)} seeds" if len(counts) > 1 else f"mean of {max(counts)} seeds"
         where = heading(at, about.keyed)
         heats.append(
             Heat(
@@ -54,7 +55,7 @@ def study_heats(about: About, lines: Sequence[_Line]) -> list[Heat]:
                 ys=tuple(map(_words, ys)),
                 values=tuple(tuple(statistics.fmean(some) if some else None for some in row) for row in found),
                 percent=True,
-                note=f"test accuracy, mean of {most} seeds" if most > 1 else "test accuracy, one seed",
+                note=f"test accuracy, {seeds if max(counts) > 1 else 'one seed'}",
             )
         )
     return heats
@@ -131,10 +132,11 @@ def _pictures(about: About, option: str, lines: Sequence[_Line]) -> list[Figure]
         if len(at) < 2:
             continue  # nothing to draw against yet
         series = []
-        for method in dict.fromkeys(r["method"] for r in moved):
-            own = [r for r in moved if r["method"] == method]
+        for method in dict.fromkeys(map(_method, moved)):
+            own = [r for r in moved if _method(r) == method]
             by_x = {x: _accuracies(r for r in own if _given(option, r) == x) for x in at}
-            series.append(Series(method, tuple(_point(x, some) for x, some in by_x.items() if some)))
+            theirs = _published(about, option, own, at_)
+            series.append(Series(method, tuple(_point(x, some) for x, some in by_x.items() if some), published=theirs))
         for variant in dict.fromkeys(r["variant"] for r in here if _given(option, r) is None):
             level = statistics.fmean(_accuracies(r for r in here if r["variant"] == variant))
             series.append(Series(variant, tuple(Point(x, level) for x in at), dashed=True, marked=False))
@@ -149,10 +151,29 @@ def _pictures(about: About, option: str, lines: Sequence[_Line]) -> list[Figure]
                 target=Target("without privacy", statistics.fmean(plain)) if plain else None,
                 percent=True,
                 x_log=at[0] > 0 and at[-1] / at[0] >= 4,
-                note=f"dashed: methods that are not given a {option.replace('_', ' ')}; {_spread(series)}".rstrip("; "),
+                note=_picture_note(option, series),
             )
         )
     return figures
+
+
+def _picture_note(option: str, series: Sequence[Series]) -> str:
+    dashed = f"dashed: methods that are not given a {option.replace('_', ' ')}" if any(s.dashed for s in series) else ""
+    marks = "diamonds: published" if any(s.published for s in series) else ""
+    return "; ".join(filter(None, [dashed, _spread(series), marks]))
+
+
+def _method(line: _Line) -> str:
+    """What one line of a picture is: a method, and its noise where that is not constant."""
+    schedule = str(line.get("asked_schedule") or "constant")
+    return line["method"] if schedule == "constant" else f"{line['method']}, {schedule.partition(':')[0]}"
+
+
+def _published(about: About, option: str, lines: Sequence[_Line], at: float | None) -> tuple[Point, ...]:
+    """The source's own figures for these runs, where it has one, by the option."""
+    column = f"{at:g}" if at is not None else ""
+    known = {_given(option, r): about.published.get(r["variant"], {}).get(column) for r in lines}
+    return tuple(Point(x, y / 100) for x, y in sorted(known.items()) if x is not None and y is not None)
 
 
 def _asked(option: str, line: _Line) -> Any:

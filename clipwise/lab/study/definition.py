@@ -322,10 +322,12 @@ def _joined(common: Mapping[str, Any], point: Mapping[tuple[str, ...], Any], own
         **{key[1]: value for key, value in point.items() if len(key) == 2},
         **own.get("method_options", {}),
     }
-    if of_method and own.get("epsilon") != math.inf:
-        options["method_options"] = of_method
-    if own.get("epsilon") == math.inf:
+    if own.get("epsilon") == math.inf:  # no noise, and no method to have options
+        of_method = own.get("method_options", {})
         options.pop("noise_multiplier", None)
+        options.pop("method_options", None)
+    if of_method:
+        options["method_options"] = of_method
     for key in ("epsilon", "lr", "noise_multiplier"):  # TOML tells 3 from 3.0; people do not
         if isinstance(options.get(key), int):
             options[key] = float(options[key])

@@ -8,6 +8,7 @@ development = ["digits, mlp"]           # tasks that the variant's own constants
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,8 +22,22 @@ _KEYS = {"of": str, "grid": list, "development": list}
 WORDS = (
     "Regret is in points of test accuracy: the best mean of the grid at this task and epsilon, less the variant's own. The grid's best is "
     "picked on the test records, by the seeds that were run, so that it flatters the grid. A grid that misses more than half of its "
-    "settings at a point is left out there."
+    "settings at a point is left out there. Cross-fitted: the setting that is best on all other seeds is scored on the one that is left out, and "
+    "the mean over the seeds is taken, so that nobody is judged by the runs that chose it; among the settings that have run with all of these "
+    "seeds, two or more of them. ± is a standard error, of the spread between seeds on both sides (in the summary, of the mean of its "
+    "cells); that all settings of a seed share batches and noise makes it no smaller."
 )
+
+
+class Fitted(NamedTuple):
+    """The grid's best setting, picked on some seeds and scored on others."""
+
+    scores: tuple[float, ...]  # one a seed that was left out
+    settings: int  # among which it was picked
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.scores)
 
 
 class Place(NamedTuple):
@@ -34,9 +49,20 @@ class Place(NamedTuple):
     best: Cell  # of the grid
     settings: int  # of the grid that were run here
     others: Mapping[str, Cell]  # by variant, the judged one among them
+    fitted: Fitted | None  # None where the grid has one seed
 
     def regret(self, variant: str) -> float | None:
         return self.best.mean - self.others[variant].mean if variant in self.others else None
+
+    def error(self, variant: str) -> float | None:
+        """Of the cross-fitted regret; None where either side has one seed."""
+        own = self.others[variant]
+        if self.fitted is None or own.spread is None:
+            return None
+        variances = (statistics.variance(self.fitted.scores), own.spread**2)
+        return math.hypot(
+            *(math.sqrt(v / n) for v, n in zip(variances, (len(self.fitted.scores), len(own.accuracies)), strict=True))
+        )
 
 
 def check_regret(table: Mapping[str, Any], path: object) -> dict[str, Any] | None:
@@ -61,8 +87,22 @@ def places(asked: Mapping[str, Any], cells: Sequence[Cell]) -> list[Place]:
         if at is not None and asked["of"] in others and 2 * len(grid) > whole:
             task = f"{data}, {model}"
             best = max(grid, key=lambda cell: cell.mean)
-            found.append(Place(task, at, task not in asked["development"], best, len(grid), others))
+            found.append(Place(task, at, task not in asked["development"], best, len(grid), others, cross_fitted(grid)))
     return found
+
+
+def cross_fitted(grid: Sequence[Cell]) -> Fitted | None:
+    """Leave one seed out: picked by the mean over the others, scored on it. Seeds that less than a quarter of the settings have do not count."""
+    runs = [dict(zip(cell.seeds, cell.accuracies, strict=True)) for cell in grid]
+    seeds = [s for s in dict.fromkeys(s for run in runs for s in run) if 4 * sum(s in run for run in runs) >= len(runs)]
+    whole = [run for run in runs if all(s in run for s in seeds)]
+    if len(seeds) < 2 or len(whole) < 2:
+        return None
+    scores = []
+    for left_out in seeds:
+        picked = max(whole, key=lambda run: sum(run[s] for s in seeds if s != left_out))
+        scores.append(picked[left_out])
+    return Fitted(tuple(scores), len(whole))
 
 
 def regret_section(asked: Mapping[str, Any] | None, cells: Sequence[Cell]) -> list[str]:
@@ -72,22 +112,33 @@ def regret_section(asked: Mapping[str, Any] | None, cells: Sequence[Cell]) -> li
     of = asked["of"]
     lines = [f"## Regret of {of}", "", WORDS, ""]
     lines += [
-        f"| task | | epsilon | {of} | best of the grid | which (settings run) | seeds | regret |",
-        f"|{' --- |' * 8}",
+        f"| task | | epsilon | {of} | best of the grid | which (settings run) | seeds | regret | cross-fitted (settings) | regret by it |",
+        f"|{' --- |' * 10}",
     ]
     for place in found:
         own = place.others[of]
         which = f"{place.best.variant} ({place.settings})"
+        fitted = "" if place.fitted is None else f"{place.fitted.mean:.2f} ({place.fitted.settings})"
+        by_it = "" if place.fitted is None else _with_error(place.fitted.mean - own.mean, place.error(of))
         lines.append(
             f"| {place.task} | {part(place)} | {place.at:g} | {own} | {place.best} | {which} | "
-            f"{len(own.accuracies)} / {len(place.best.accuracies)} | {place.regret(of):.2f} |"
+            f"{len(own.accuracies)} / {len(place.best.accuracies)} | {place.regret(of):.2f} | {fitted} | {by_it} |"
         )
-    lines += ["", f"Seeds: of {of} / of the grid.", "", "| tasks | cells | mean | worst |", "| --- | --- | --- | --- |"]
+    lines += [
+        "",
+        f"Seeds: of {of} / of the grid's best.",
+        "",
+        "| tasks | cells | mean | worst | cells with two seeds | mean, cross-fitted | worst |",
+    ]
+    lines += [f"|{' --- |' * 7}"]
     for words, some in (
         ("development", [p for p in found if not p.held_out]),
         ("held out", [p for p in found if p.held_out]),
+        ("all", found),
     ):
-        lines.append(f"| {words} | {_summary([p.best.mean - p.others[of].mean for p in some])} |")
+        lines.append(
+            f"| {words} | {_summary([p.best.mean - p.others[of].mean for p in some])} | {_fitted_summary(some, of)} |"
+        )
     return [*lines, "", *_of_all(found, cells)]
 
 
@@ -118,3 +169,17 @@ def _ranked(where: Sequence[Place], cells: Sequence[Cell]) -> list[str]:
 
 def _summary(regrets: Sequence[float]) -> str:
     return f"{len(regrets)} | {statistics.fmean(regrets):.2f} | {max(regrets):.2f}" if regrets else "0 | |"
+
+
+def _fitted_summary(where: Sequence[Place], of: str) -> str:
+    regrets = [p.fitted.mean - p.others[of].mean for p in where if p.fitted is not None]
+    if not regrets:
+        return "0 | |"
+    errors = [p.error(of) for p in where if p.fitted is not None]
+    known = [error for error in errors if error is not None]
+    error = math.hypot(*known) / len(known) if len(known) == len(errors) else None
+    return f"{len(regrets)} | {_with_error(statistics.fmean(regrets), error)} | {max(regrets):.2f}"
+
+
+def _with_error(value: float, error: float | None) -> str:
+    return f"{value:.2f}" + ("" if error is None else f" ± {error:.2f}")

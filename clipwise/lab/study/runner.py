@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from clipwise import __version__, validate
 from clipwise.accounting import LedgerError
-from clipwise.lab.processes import side_by_side
+from clipwise.lab.processes import Ended
 from clipwise.lab.results import append_line, only_one, read_results
 from clipwise.lab.study.definition import Study
 from clipwise.lab.study.shared import shared_plan
 from clipwise.lab.study.trial import Trial
+from clipwise.lab.tuning.executors import get_executor
 from clipwise.lab.tuning.share import one_of
 from clipwise.training.folder import RunFolder
 
@@ -47,10 +49,12 @@ class Watcher:
 
 
 def run_study(
-    study: Study, folder: Path, *, jobs: int, watcher: Watcher | None = None
+    study: Study, folder: Path, *, jobs: int, watcher: Watcher | None = None, executor: str = "local"
 ) -> tuple[list[dict[str, Any]], list[Outcome]]:
-    """Run what is missing. Returns the lines of all finished trials of this study, and the failures of this call."""
+    """Run what is missing. Returns the lines of all finished trials of this study, and the failures of this call. With the
+    `executor` "ray" trials are tasks of a Ray cluster, each one process on one core."""
     validate.count("jobs", jobs)
+    execute, folder = get_executor(executor), folder.resolve()  # a worker may stand in another folder
     watcher = watcher or Watcher()
     folder.mkdir(parents=True, exist_ok=True)
     with only_one(folder, "study"):
@@ -59,7 +63,7 @@ def run_study(
         watcher.start([done[id_] for id_ in wanted if id_ in done])
         missing = [trial for id_, trial in wanted.items() if id_ not in done]
         failures = []
-        for outcome in _side_by_side(missing, folder, jobs, watcher):
+        for outcome in _side_by_side(missing, folder, partial(execute, jobs=jobs), watcher):
             if outcome.line is None:
                 failures.append(outcome)
                 append_line(folder / "failures.jsonl", {"id": outcome.trial.id, "error": outcome.error})
@@ -79,7 +83,9 @@ def accuracy_so_far(folder: Path, trial: Trial) -> tuple[int, float] | None:
         return None  # no epoch has ended yet, or there is no test data
 
 
-def _side_by_side(trials: list[Trial], folder: Path, jobs: int, watcher: Watcher) -> Iterator[Outcome]:
+def _side_by_side(
+    trials: list[Trial], folder: Path, execute: Callable[..., Iterator[tuple[Trial, Ended]]], watcher: Watcher
+) -> Iterator[Outcome]:
     ended_before = {trial.id: result for trial in trials if (result := _result(_run_folder(trial, folder))) is not None}
     for trial in trials:
         if trial.id in ended_before:
@@ -91,7 +97,7 @@ def _side_by_side(trials: list[Trial], folder: Path, jobs: int, watcher: Watcher
         watcher.began(trial)
         return _command(trial, folder)
 
-    for trial, ended in side_by_side(trials, command, jobs):
+    for trial, ended in execute(trials, command):
         if ended.result is None:
             yield Outcome(trial, None, ended.error, ended.seconds)
         else:

@@ -35,6 +35,7 @@ class Cell:
     spent: float | None  # the largest honest epsilon of the runs
     published: float | None = None
     claimed: float | None = None
+    seeds: tuple[int, ...] = ()  # of the accuracies, in their order
 
     @property
     def mean(self) -> float:
@@ -71,6 +72,7 @@ def summarise(about: About, lines: Iterable[Mapping[str, Any]]) -> list[Cell]:
                 None if None in spent else max(spent),
                 known,
                 max((run["claimed_epsilon"] for run in runs if "claimed_epsilon" in run), default=None),
+                tuple(run["seed"] for run in runs),
             )
         )
     return sorted(cells, key=lambda c: (c.data, c.model, order.get(c.variant, 0), _rank(c.at)))

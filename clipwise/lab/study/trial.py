@@ -26,7 +26,7 @@ _NO_PART = {
     "unsafe_diagnostics",
     *Performance.model_fields,
 }  # where, how fast, in which words
-_OPTIONS = TrainConfig.model_fields
+_DEFAULTS = {name: known.get_default(call_default_factory=True) for name, known in TrainConfig.model_fields.items()}
 _ALWAYS = {"data", "method"}  # the default of method was fixed once; data is what a run is on
 
 
@@ -43,8 +43,7 @@ class Trial:
     @property
     def id(self) -> str:
         chosen = self.config.model_dump(exclude=_NO_PART, exclude_none=True)
-        defaults = {name: known.get_default(call_default_factory=True) for name, known in _OPTIONS.items()}
-        options = {name: value for name, value in chosen.items() if name in _ALWAYS or value != defaults[name]}
+        options = {name: value for name, value in chosen.items() if name in _ALWAYS or value != _DEFAULTS[name]}
         if self.share is not None:
             options["tuning"] = asdict(self.share)
         if (content := content_of(self.config)) is not None:

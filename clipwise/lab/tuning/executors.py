@@ -17,7 +17,7 @@ from clipwise.types import BadArgument
 
 class Executor(Protocol):
     def __call__(
-        self, tasks: Sequence[Any], command: Callable[[Any], list[str]], jobs: int | None, /
+        self, tasks: Sequence[Any], command: Callable[[Any], list[str]], jobs: int | None
     ) -> Iterator[tuple[Any, Ended]]:
         """Each task with its end, in the order in which they end. `command` prepares a task just before it starts."""
 

@@ -3,7 +3,8 @@
     roots.py     every backward pass of the process is seen before it runs, with its roots
     marks.py     where the model's outputs and the taps of a batch stand in the graph
     graph.py     the walk from the roots to those marks
-    rules.py     what each operation does to rows: the table
+    rules/       what each operation does to rows: the table
+    certificate.py  a proof as what it was read from, so that the next graph that reads the same is not walked
     proof.py     the verdict, for one engine
     rowwise.py   the same asked of the gradients themselves, on the first batch and on each new graph
     witness.py   what the loop does with the first batch's records, where no graph holds it

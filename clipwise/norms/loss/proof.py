@@ -5,9 +5,9 @@ A pass is judged before it runs. What was proved and what was declared is rememb
 
 from __future__ import annotations
 
+import weakref
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from itertools import combinations
 from math import isclose, prod
 from typing import Any
@@ -15,18 +15,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clipwise.norms.loss.graph import Edge, Reached, Row, reach, walk
-from clipwise.norms.loss.marks import words_of
+from clipwise.norms.loss.certificate import Certificate
+from clipwise.norms.loss.graph import Edge, Reached, Row, Walk, reach, walk
 from clipwise.norms.loss.roots import run_unseen
 from clipwise.norms.loss.rowwise import mixing_layer
-from clipwise.norms.loss.rules.state import ClassWeights, Hooked, Leaf, NotRowWise, Rows, Shared, Term, Unknown
+from clipwise.norms.loss.rules.state import (
+    ClassWeights,
+    Hooked,
+    Leaf,
+    NotRowWise,
+    Rows,
+    Shared,
+    Term,
+    Unknown,
+    constant_of,
+)
 from clipwise.types import ClipwiseError, LoopMisuse, Unsupported
 
 ROW_WISE = "row-wise"  # what a user may declare of a loss
 _CLOSE = 1e-9  # relative: numbers of Python's, multiplied and divided a few times; chosen far above their rounding
 _FOLLOWED = "what the loop computed from the records of its first batch, followed and found to keep rows apart"
 _NOT_FOLLOWED = "targets, masks, weights and inputs of each row, taken for data of that record alone"
-_HALF = (torch.float16, torch.bfloat16)
 
 REMEDIES = (
     "Give one loss a row to private.backward(losses) (reduction='none'); or take a loss from clipwise.losses; or, if you know that the "
@@ -39,9 +48,45 @@ _OF_GRAD = (
 )
 
 
-@contextmanager
-def judged(roots: Sequence[Any], gradients: Sequence[Any], of_grad: bool) -> Iterator[None]:
-    """Around a backward pass: raises where it must not run; opens the taps of the batches that it may reach."""
+class _Opened:
+    """While a pass runs that may reach the taps of these batches."""
+
+    __slots__ = ("_batches",)
+
+    def __init__(self, batches: Collection[Any]):
+        self._batches = batches
+
+    def __enter__(self) -> None:
+        for batch in self._batches:
+            batch.passes += 1
+
+    def __exit__(self, *_: object) -> None:
+        for batch in self._batches:
+            batch.passes -= 1
+
+
+class _Distrust:
+    """While a pass is judged: one that is refused takes the whole batch with it."""
+
+    __slots__ = ("_batch",)
+
+    def __init__(self, batch: Any):
+        self._batch = batch
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and issubclass(kind, LoopMisuse | Unsupported):
+            self._batch.received = False  # whatever was recorded of this batch: the step will refuse it
+            if self._batch.witness is not None:
+                self._batch.witness.stop()
+                self._batch.witness.forget()
+
+
+def judged(roots: Sequence[Any], gradients: Sequence[Any], of_grad: bool) -> _Opened:
+    """Before a backward pass: raises where it must not run; else a context in which it is let into the batches that it may reach."""
+    if len(roots) == 1 and _latest is not None and (proof := _latest()) and proof.is_known(roots[0], gradients[0]):
+        return _Opened((proof.batch,))
     reached = reach(roots, gradients)
     batches = {id(m.batch): m.batch for m in reached.marks.values() if not m.batch.over}.values()
     for batch in batches:
@@ -51,19 +96,10 @@ def judged(roots: Sequence[Any], gradients: Sequence[Any], of_grad: bool) -> Ite
             if not of_grad:
                 raise
             raise type(error)(f"{error}. {_OF_GRAD}") from error
-    with _open(batches):
-        yield
+    return _Opened(batches)
 
 
-@contextmanager
-def _open(batches: Any) -> Iterator[None]:
-    for batch in batches:
-        batch.passes += 1
-    try:
-        yield
-    finally:
-        for batch in batches:
-            batch.passes -= 1
+_latest: weakref.ref[LossProof] | None = None  # of the last to have certified a pass
 
 
 class LossProof:
@@ -72,52 +108,96 @@ class LossProof:
     def __init__(self, reduction: str, declared: str | None):
         self.reduction, self.declared = reduction, declared
         self._numbers: dict[tuple[str, ...], tuple[float, ...]] = {}  # by the graph's signature
+        self._unproved = 0  # passes from row losses that the graph did not prove
         self._verified: set[tuple[str, ...]] = set()
         self._generator = torch.Generator().manual_seed(0)  # of gradients that are sent and forgotten
         self._forms: dict[str, None] = {}  # in order
         self._witnessed = False
+        self._certificates: dict[tuple[bool, int | None], Certificate] = {}  # by form, and rows where these matter
+        self.batch: Any = None  # the open one
         self.dummy: Tensor | None = None
 
     @property
     def wants_witness(self) -> bool:
         return self.declared is None and not self._witnessed
 
+    def is_known(self, root: Any, gradient: Any) -> bool:
+        """Whether the loss of the open batch has a graph that reads as one that was proved. Else it has to be judged."""
+        batch = self.batch
+        if not self._certificates or batch is None or not isinstance(root, Tensor) or root.dim():
+            return False
+        if not self._is_certified(batch, root, of_rows=False) or constant_of(gradient) != 1:
+            return False
+        batch.looked_at = None
+        with _Distrust(batch):
+            self._set_scale(batch, float(batch.rows) if self.reduction == "mean" else 1.0)
+        return True
+
+    def _is_certified(self, batch: Any, root: Tensor, *, of_rows: bool) -> bool:
+        if batch.witness is not None or batch.lengths or batch.rows == 1:
+            return False
+        for rows in (None, batch.rows):
+            known = self._certificates.get((of_rows, rows))
+            if known is not None and known.holds(root, batch):
+                return True
+        return False
+
+    def _certify(self, batch: Any, reached: Reached, walked: Walk | None, *, of_rows: bool) -> None:
+        """Of a pass that was judged, and may run."""
+        global _latest
+        if walked is not None and not batch.lengths and Certificate.possible(reached, walked):
+            new = Certificate(reached, walked, batch.rows)
+            self._certificates[of_rows, new.rows] = new
+            _latest = weakref.ref(self)
+
     def judge(self, batch: Any, reached: Reached, roots: Sequence[Any]) -> None:
         """Raises unless the pass from these roots may reach the taps of `batch`."""
         batch.looked_at = None
-        with self._distrusting(batch):
+        with _Distrust(batch):
             if batch.rows == 1:  # the loss is this record's own, whatever it is
                 self._set_scale(batch, 1.0)
                 return
-            values = self._proved(batch, reached)
+            walked, values = self._proved(batch, reached)
             self._hear_words(reached)
             self._set_scale(batch, float(batch.rows) if self.reduction == "mean" else 1.0)
             self._verify(batch, (self.reduction, *reached.signature), values)
-            self._hear_witness(batch, roots)
+            self._hear_witness(batch, roots, proved=walked is not None)
+            if constant_of(reached.roots[0][1]) == 1:
+                self._certify(batch, reached, walked, of_rows=False)
 
     def backward(self, batch: Any, losses: Tensor) -> None:
         """From one loss a row: the sum of them, after a check that they are."""
         batch.looked_at = None
-        with self._distrusting(batch):
+        with _Distrust(batch):
             self._refuse_shape(batch, losses)
-            reached = reach([losses], [1.0])
-            own = _own(reached, batch)
-            if not own:
-                raise LoopMisuse(
-                    "private.backward(losses): no output of the model for this batch has a part in these losses; nothing was changed"
-                )
             self._set_scale(batch, 1.0)
-            self._hear_words(reached)
-            if batch.rows > 1:
-                self._refuse_shared(batch, reached)
-                edge = reached.roots[0][0]
-                self._verify(batch, ("rows", *reached.signature), [Row(edge, (batch.rows,), Rows(0))])
-                self._hear_witness(batch, [losses])
+            if not self._is_certified(batch, losses, of_rows=True):
+                self._judge_rows(batch, losses)
             self._forms["given row by row (private.backward), and verified to keep rows apart"] = None
-        with _open([batch]):
+        with _Opened([batch]):
             run_unseen(
                 (losses,), (torch.ones_like(losses),), False, False, (), allow_unreachable=True, accumulate_grad=True
             )
+
+    def _judge_rows(self, batch: Any, losses: Tensor) -> None:
+        reached = reach([losses], [1.0])
+        if not _own(reached, batch):
+            raise LoopMisuse(
+                "private.backward(losses): no output of the model for this batch has a part in these losses; nothing was changed"
+            )
+        self._hear_words(reached)
+        if batch.rows > 1:
+            walked, mixes = self._refuse_shared(batch, reached)
+            edge = reached.roots[0][0]
+            if (
+                walked is None
+            ):  # the gradients alone speak for it, and the next graph of these operations may do something else
+                self._unproved += 1
+                if mixes or self._unproved & (self._unproved - 1) == 0:
+                    self._verified.discard(("rows", *reached.signature))
+            self._verify(batch, ("rows", *reached.signature), [Row(edge, (batch.rows,), Rows(0))])
+            self._hear_witness(batch, [losses], proved=walked is not None)
+            self._certify(batch, reached, walked, of_rows=True)
 
     def _refuse_shape(self, batch: Any, losses: Any) -> None:
         if not isinstance(losses, Tensor) or not losses.is_floating_point() or losses.grad_fn is None:
@@ -138,36 +218,40 @@ class LossProof:
                 f"changed. {advice}"
             )
 
-    def _refuse_shared(self, batch: Any, reached: Reached) -> None:
-        """As much as the graph tells: a loss over a figure of the whole batch keeps rows apart, and is none of theirs alone."""
+    def _refuse_shared(self, batch: Any, reached: Reached) -> tuple[Walk | None, bool]:
+        """As much as the graph tells: a loss over a figure of the whole batch keeps rows apart, and is none of theirs alone. The
+        proof, if there is one; and whether the graph looks as if it mixed rows."""
         try:
-            terms = walk(reached, batch, batch.rows).total.terms
+            walked = walk(reached, batch, batch.rows)
+            terms = walked.total.terms
             if any(term.suspect for term in terms):
                 raise Shared("a tensor that all rows share scales them, and may have been counted from the batch")
             _refuse_lengths(batch, terms)
+            return walked, False
         except (Shared, Hooked, Length) as problem:
             if self.declared != ROW_WISE:
                 raise self._refusal(problem) from None
-        except (NotRowWise, Unknown):
+            return None, False
+        except (NotRowWise, Unknown) as problem:
             # The gradients themselves decide, but for a length of the batch that they cannot show.
-            shapes = [edge[0]._input_metadata[edge[1]].shape for edge, _ in _own(reached, batch)]
+            shapes = [reached.shape(edge) for edge, _ in _own(reached, batch)]
             if self.declared != ROW_WISE and any(size in batch.lengths for shape in shapes for size in shape):
                 raise self._refusal(
                     Length("what it does with outputs as long as the longest record cannot be told")
                 ) from None
+            return None, isinstance(problem, NotRowWise)
 
     def _hear_words(self, reached: Reached) -> None:
-        for node in reached.inside:
-            if words := words_of(node):
-                self._forms[words] = None
+        for words in reached.words:
+            self._forms[words] = None
 
-    def _hear_witness(self, batch: Any, roots: Sequence[Any]) -> None:
+    def _hear_witness(self, batch: Any, roots: Sequence[Any], *, proved: bool) -> None:
         witness = batch.witness
         if witness is None or self._witnessed:
             return
         if witness.used is not None:
             raise self._refusal(Unknown("a number in it was read from the records of the batch"))
-        found = witness.finds_mixing(roots, self._generator)
+        found = witness.finds_mixing(roots, self._generator, proved=proved)
         if found:
             raise self._refusal(
                 NotRowWise(
@@ -178,21 +262,10 @@ class LossProof:
         self._witnessed = True
         self._forms[_FOLLOWED if found is False else _NOT_FOLLOWED] = None
 
-    @contextmanager
-    def _distrusting(self, batch: Any) -> Iterator[None]:
+    def _proved(self, batch: Any, reached: Reached) -> tuple[Walk | None, list[Row]]:
+        """The proof, and where there is one value a row, for a loss that is proved or declared."""
         try:
-            yield
-        except (LoopMisuse, Unsupported):
-            batch.received = False  # whatever was recorded of this batch: the step will refuse it
-            if batch.witness is not None:
-                batch.witness.stop()
-                batch.witness.forget()
-            raise
-
-    def _proved(self, batch: Any, reached: Reached) -> list[Row]:
-        """Where there is one value a row, for a loss that is proved or declared."""
-        try:
-            if self.reduction == "mean" and any(m.dtype in _HALF for n in reached.inside for m in n._input_metadata):
+            if self.reduction == "mean" and reached.half:
                 raise LoopMisuse(
                     "a mean over the batch in half precision: one record more would round all the others' gradients in another way; "
                     "nothing was changed. Reduce the loss by a sum, and attach with loss_reduction='sum' (steps are as long as before), or "
@@ -206,12 +279,9 @@ class LossProof:
             if self.declared != ROW_WISE:
                 raise self._refusal(problem) from None
             self._forms["declared by the user: row-wise"] = None
-            return [
-                Row(edge, tuple(edge[0]._input_metadata[edge[1]].shape), Rows(dim))
-                for edge, dim in _own(reached, batch)
-            ]
+            return None, [Row(edge, reached.shape(edge), Rows(dim)) for edge, dim in _own(reached, batch)]
         self._forms[f"proved row-wise from the graph of each backward pass: a {self.reduction} over the rows"] = None
-        return found.row_values
+        return found, found.row_values
 
     def _set_scale(self, batch: Any, scale: float) -> None:
         if batch.scale is not None and batch.scale != scale:
@@ -328,7 +398,7 @@ def _own(reached: Reached, batch: Any) -> list[tuple[Edge, int]]:
     return [
         (edge, m.dim)
         for edge, m in reached.marks.items()
-        if m.batch is batch and m.dim is not None and edge[0]._input_metadata[edge[1]].shape[m.dim] == batch.rows
+        if m.batch is batch and m.dim is not None and reached.shape(edge)[m.dim] == batch.rows
     ]
 
 
@@ -349,8 +419,12 @@ def _refuse_lengths(batch: Any, terms: Sequence[Term]) -> None:
 
 def _products(sizes: Sequence[int]) -> set[int]:
     sizes = [size for size in sizes if size != 1]
+    if not sizes:
+        return {1}
     return {prod(some) for n in range(len(sizes) + 1) for some in combinations(sizes, n)}
 
 
 def _divisor(factor: float, base: float, divisors: set[int]) -> int | None:
+    if isclose(factor, base, rel_tol=_CLOSE):  # 1, the smallest of them
+        return 1
     return next((d for d in sorted(divisors) if isclose(factor * d, base, rel_tol=_CLOSE)), None)

@@ -40,13 +40,14 @@ class Trial:
 
     def arrive(self, tap: int, name: str, b: Tensor) -> None:
         """A gradient with its rows in the first dimension arrives at a tap."""
-        live = self.live.to(b.device)
+        live, rows = self.live.to(b.device), b.detach().flatten(1) if b.dim() > 1 else b.detach().unsqueeze(1)
+        lengths = _lengths(rows)[live]
         if self.all_rows:
-            self._lengths[tap] = _lengths(b[live])
+            self._lengths[tap] = lengths
             return
         self.met.add(tap)
-        before, after = self._lengths.get(tap), _lengths(b[live])
-        if b[~live].nan_to_num(0.0, 0.0, 0.0).any() or before is None or _differ(before, after, b.dtype):
+        before = self._lengths.get(tap)
+        if _any(rows, ~live) or before is None or _differ(before, lengths, b.dtype):
             self.mixed = name
 
 
@@ -88,7 +89,19 @@ def _only(row: Row, gradient: Tensor, live: Tensor) -> Tensor:
 
 
 def _lengths(rows: Tensor) -> Tensor:
-    return rows.detach().flatten(1).double().square().sum(1) if rows.dim() > 1 else rows.detach().double().square()
+    """Squared, of each row."""
+    lengths: Tensor = torch.linalg.vector_norm(rows, dim=1).double().square()
+    if bool((lengths.isfinite() & (lengths > 0)).all()):
+        return lengths
+    return rows.double().square().sum(1)  # of numbers whose squares float32 cannot hold
+
+
+def _any(rows: Tensor, others: Tensor) -> bool:
+    """Whether a number of these rows is not zero; NaN and infinity say nothing."""
+    largest = torch.linalg.vector_norm(rows, torch.inf, dim=1)[others]
+    if bool(largest.isfinite().all()):
+        return bool(largest.any())
+    return bool(rows[others].nan_to_num(0.0, 0.0, 0.0).any())
 
 
 def _differ(before: Tensor, after: Tensor, dtype: torch.dtype) -> bool:

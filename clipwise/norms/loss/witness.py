@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils._pytree import tree_flatten, tree_map
@@ -43,6 +44,16 @@ _NOT_AGAIN = ("backward", "register_hook", "retain_grad", "requires_grad_", "__r
 _ARITHMETIC = ("mul", "div", "add", "sub", "pow", "full", "tensor", "clamp", "where", "fill", "maximum", "minimum")
 # Whole numbers up to it are in many losses (squares, class numbers), read from the batch or not. Chosen, not measured.
 _SMALL_COUNT = 16
+# Of torch's own: what they make of records on the way is in the graph, row by row.
+_LOSSES = (
+    F.cross_entropy,
+    F.nll_loss,
+    F.mse_loss,
+    F.l1_loss,
+    F.smooth_l1_loss,
+    F.huber_loss,
+    F.binary_cross_entropy_with_logits,
+)
 
 
 class _Slot(int):
@@ -169,7 +180,9 @@ class Witness(TorchFunctionMode):
     def _look_for_numbers(self, name: str, leaves: Sequence[Any]) -> None:
         whole_too = any(word in name for word in _ARITHMETIC)
         for x in leaves:
-            if isinstance(x, int | float) and not isinstance(x, bool) and x and (whole_too or x != int(x)):
+            if not isinstance(x, int | float) or isinstance(x, bool) or not x or not math.isfinite(x):
+                continue
+            if whole_too or x != int(x):
                 known = (v for v in self._numbers if v != self.rows and (abs(v) > _SMALL_COUNT or v != int(v)))
                 if any(math.isclose(x, v, rel_tol=1e-9) or math.isclose(x * v, 1, rel_tol=1e-9) for v in known):
                     self.used = x
@@ -199,11 +212,14 @@ class Witness(TorchFunctionMode):
 
     # -- once more -----------------------------------------------------------------------------------------------------
 
-    def finds_mixing(self, roots: Sequence[Any], generator: torch.Generator) -> bool | None:
+    def finds_mixing(self, roots: Sequence[Any], generator: torch.Generator, *, proved: bool) -> bool | None:
         """Whether gradients at the outputs, or inputs of the model, of some rows change with the values of others; None where
-        the loop could not be followed, or not be done again. The record is used up."""
+        the loop could not be followed, or not be done again. `proved`: whether the graph of the loss is known to keep rows apart.
+        The record is used up."""
         self.stop()
         try:
+            if proved and self._is_bare():
+                return False
             ends = [self._slot(root) if isinstance(root, Tensor) else None for root in roots]
             if len(self._steps) > MOST_STEPS or None in ends:
                 return None
@@ -219,6 +235,16 @@ class Witness(TorchFunctionMode):
             return None if self._left else False
         finally:
             self.forget()
+
+    def _is_bare(self) -> bool:
+        """Whether nothing was computed but one loss of torch's, from records and outputs as they came: then no value of
+        the graph was made from several records."""
+        if len(self._steps) != 1 or self._left or not self._records.issuperset(self._inputs):
+            return False
+        func, args, kwargs, _, _ = self._steps[0]
+        given = tree_flatten((args, kwargs))[0]
+        known = self._records | self._outputs.keys()
+        return func in _LOSSES and all(x in known if isinstance(x, _Slot) else not isinstance(x, Tensor) for x in given)
 
     def forget(self) -> None:
         self._known, self._steps, self._start, self._inputs = {}, [], {}, []

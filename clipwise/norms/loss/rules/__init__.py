@@ -62,6 +62,7 @@ def _named(rule: Rule, names: str) -> dict[str, Rule]:
 
 def leaf(op: Op) -> State:
     """A tensor of the user's own that asks for a gradient: the batch itself, or nothing that is known."""
+    op.once = True
     shape = tuple(op.node.variable.shape)
     if not shape or shape[0] != op.rows:
         raise Leaf(

@@ -5,9 +5,10 @@ from __future__ import annotations
 from math import prod
 
 from clipwise.norms.loss.rules.shapes import signed
-from clipwise.norms.loss.rules.state import NotRowWise, Op, Reduced, Rows, State, Term
+from clipwise.norms.loss.rules.state import NotRowWise, Op, Reduced, Rows, State, Term, uniform
 
 
+@uniform
 def along(op: Op) -> State:
     """A function of the numbers along a dimension that keeps the shape (softmax, cumsum)."""
     state = op.rows_only()
@@ -16,6 +17,7 @@ def along(op: Op) -> State:
     return state.fixed()
 
 
+@uniform
 def over(op: Op) -> State:
     """A function that leaves one number of those along its dimensions (max, norm, logsumexp)."""
     state = op.rows_only()
@@ -31,22 +33,24 @@ def over_all(op: Op) -> State:
 
 
 def _without(op: Op, state: Rows, dims: list[int]) -> Rows:
-    if getattr(op.node, "_saved_keepdim", False) or len(op.shape) == len(op.in_shape):
+    if op.saved("keepdim", False) or len(op.shape) == len(op.in_shape):
         return state
     return state.at(state.dim - sum(d < state.dim for d in dims))
 
 
+@uniform
 def sum_over(op: Op) -> State:
     return _reduction(op, mean=False)
 
 
+@uniform
 def mean_over(op: Op) -> State:
     return _reduction(op, mean=True)
 
 
 def _reduction(op: Op, *, mean: bool) -> State:
     state, shape = op.only, op.in_shape
-    dims = op.dims() if hasattr(op.node, "_saved_dim") else list(range(len(shape)))
+    dims = op.dims() if op.names_dimensions else list(range(len(shape)))
     count = prod(shape[d] for d in dims if d < len(shape))
     if isinstance(state, Reduced):
         sizes = tuple(shape[d] for d in dims if d < len(shape))
@@ -63,7 +67,7 @@ def _reduction(op: Op, *, mean: bool) -> State:
     if state.dim in dims:
         others = tuple(shape[d] for d in dims if d != state.dim)
         return reduced(state, others, 1 / count if mean else 1.0)
-    tag = (op.node.next_functions[0][0], count) if not mean and _is_log_softmax(op, dims) else ()
+    tag = (op.source, count) if not mean and _is_log_softmax(op, dims) else ()
     if mean:
         lengths = (*state.lengths, *(shape[d] for d in dims))
         state = state._replace(numbers=(*state.numbers, 1 / count), lengths=lengths)
@@ -85,7 +89,7 @@ def reduce_all(state: State, shape: tuple[int, ...], gradient: float) -> Reduced
 
 
 def _is_log_softmax(op: Op, dims: list[int]) -> bool:
-    node = op.node.next_functions[0][0]
+    node = op.source
     return (
         node is not None
         and node.name() == "LogSoftmaxBackward0"

@@ -21,30 +21,36 @@ from clipwise.norms.loss.rules.state import (
     has_rows,
     is_number,
     of_the_whole,
+    uniform,
 )
 
 
+@uniform
 def elementwise(op: Op) -> State:
     """A function of each number."""
     return op.rows_only().fixed()
 
 
+@uniform
 def linear(op: Op) -> State:
     """A copy of each number, in another type perhaps."""
     return op.only
 
 
+@uniform
 def negative(op: Op) -> State:
-    return op.only.times(-float(getattr(op.node, "_saved_alpha", 1)))
+    return op.only.times(-op.number("alpha", 1))
 
 
+@uniform
 def scaled(op: Op) -> State:
     """By a Python number."""
-    return op.only.times(float(op.saved("other")))
+    return op.only.times(op.number("other"))
 
 
+@uniform
 def divided(op: Op) -> State:
-    return op.only.times(1 / float(op.saved("other")))
+    return op.only.times(1 / op.number("other"))
 
 
 def broadcast(op: Op, state: Rows, shape: tuple[int, ...]) -> Rows:
@@ -86,19 +92,21 @@ def joined(found: list[Rows]) -> Rows:
 
 def refuse_shared(op: Op, where: Rows, *names: str) -> None:
     for name in names:
-        value = getattr(op.node, f"_saved_{name}", None)
+        value = op.saved(name, None)
         if isinstance(value, Tensor) and not is_number(value) and not has_rows(value, where, op.shape):
             raise Shared(
                 f"{op.name} takes a tensor of {value.dim()} dimensions that all rows share, and that may have been made from them"
             )
 
 
+@uniform
 def add(op: Op) -> State:
-    return _sum(op, (1.0, float(getattr(op.node, "_saved_alpha", 1))))
+    return _sum(op, (1.0, op.number("alpha", 1)))
 
 
+@uniform
 def subtract(op: Op) -> State:
-    return _sum(op, (1.0, -float(getattr(op.node, "_saved_alpha", 1))))
+    return _sum(op, (1.0, -op.number("alpha", 1)))
 
 
 def _sum(op: Op, factors: tuple[float, float]) -> State:
@@ -107,7 +115,7 @@ def _sum(op: Op, factors: tuple[float, float]) -> State:
     if all(isinstance(s, Reduced) for s in present):
         refuse_repeats(op)
         return Reduced(tuple(term for s in present for term in s.terms))  # type: ignore[union-attr]
-    found = _aligned(Op(op.node, given, op.shapes, op.rows))
+    found = _aligned(op.with_inputs(given))
     if len(found) == 1 or (found[0].scale == found[1].scale and not found[0].suspect and not found[1].suspect):
         numbers = tuple(n for state in found for n in state.numbers)
         lengths = tuple(n for state in found for n in state.lengths)
@@ -121,6 +129,7 @@ def refuse_repeats(op: Op) -> None:
         raise Unknown(f"{op.name} repeats a sum over the batch")
 
 
+@uniform
 def multiply(op: Op) -> State:
     first, second = op.inputs
     if first is not None and second is not None:
@@ -131,6 +140,7 @@ def multiply(op: Op) -> State:
     return _times_constant(op, constant, constant_of)
 
 
+@uniform
 def divide(op: Op) -> State:
     first, second = op.inputs
     if second is None:
@@ -176,6 +186,7 @@ def combined(*constants: str) -> Rule:
     return rule
 
 
+@uniform
 def masked_fill(op: Op) -> State:
     state = op.rows_only()
     [found] = _aligned(op)

@@ -6,25 +6,37 @@ from math import prod
 
 from clipwise.norms.loss.rules.dimensions import reduced
 from clipwise.norms.loss.rules.elementwise import joined
-from clipwise.norms.loss.rules.state import ClassWeights, NotRowWise, Op, Reduced, Rows, State, has_rows, of_the_whole
+from clipwise.norms.loss.rules.state import (
+    ClassWeights,
+    NotRowWise,
+    Op,
+    Reduced,
+    Rows,
+    State,
+    has_rows,
+    of_the_whole,
+    uniform,
+)
 
 _NONE, _MEAN = 0, 1  # torch's codes of a reduction; 2 is a sum
 
 
+@uniform
 def loss_of_numbers(op: Op) -> State:
     """A loss of each number: of shape (rows, ...) before it is reduced."""
     found = _aligned_inputs(op)
     for name in ("weight", "pos_weight"):
-        value = getattr(op.node, f"_saved_{name}", None)
+        value = op.saved(name, None)
         if value is not None and not has_rows(value, found, op.shapes[0]):
             raise ClassWeights(f"{op.name} was given {name}, a tensor that all rows share")
     return _by_code(found, op.shapes[0], op.saved("reduction"))
 
 
+@uniform
 def loss_of_rows(op: Op) -> State:
     """A loss of each row of (rows, classes)."""
     found = _aligned_inputs(op)
-    if getattr(op.node, "_saved_weight", None) is not None:
+    if op.saved("weight", None) is not None:
         raise ClassWeights(f"{op.name} was given class weights")
     if found.dim != 0 or len(op.shapes[0]) != 2:
         raise NotRowWise(f"{op.name} takes the rows for classes")
@@ -47,6 +59,7 @@ def _by_code(state: Rows, shape: tuple[int, ...], code: int) -> State:
     return reduced(state, others, 1 / prod(shape) if code == _MEAN else 1.0)
 
 
+@uniform
 def nll(op: Op) -> State:
     state = op.rows_only()
     shape = op.in_shape
@@ -64,11 +77,11 @@ def nll(op: Op) -> State:
     found = _by_code(state.fixed(), places, code)
     if isinstance(found, Rows):
         return found
-    if code == _MEAN and float(op.saved("total_weight")) != prod(places):
+    if code == _MEAN and not op.is_count("total_weight", places):
         raise ClassWeights(
             "cross entropy leaves out targets that are ignore_index, and its mean divides by how many the whole batch has"
         )
-    source = op.node.next_functions[0][0]
+    source = op.source
     while source is not None and source.name() in ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0"):
         source = source.next_functions[0][0]
     tag = ("nll", source, shape[1]) if source is not None and source.name() == "LogSoftmaxBackward0" else ()

@@ -7,9 +7,10 @@ from math import prod
 import torch
 
 from clipwise.norms.loss.rules.elementwise import broadcast, joined, refuse_repeats, refuse_shared
-from clipwise.norms.loss.rules.state import NotRowWise, Op, Reduced, Rows, State, Unknown
+from clipwise.norms.loss.rules.state import NotRowWise, Op, Reduced, Rows, State, Unknown, uniform
 
 
+@uniform
 def view(op: Op) -> State:
     state, before, after = op.only, op.in_shape, op.shape
     if isinstance(state, Reduced):
@@ -17,6 +18,8 @@ def view(op: Op) -> State:
     if not prod(before):
         raise Unknown("it has no numbers at all")
     step = state.inner * prod(before[state.dim + 1 :])  # from one row to the next, in the order of the numbers
+    if not (state.where() == (0, 1, 1) and before[0] == after[0]):
+        op.uniform = False  # by what divides what
     for dim, size in enumerate(after):
         small = prod(after[dim + 1 :])
         if step % small == 0 and (small * size) % (step * op.rows) == 0:
@@ -24,6 +27,7 @@ def view(op: Op) -> State:
     raise NotRowWise("a view cuts across rows")
 
 
+@uniform
 def permute(op: Op) -> State:
     state = op.only
     if isinstance(state, Reduced):
@@ -32,6 +36,7 @@ def permute(op: Op) -> State:
     return state.at([d % rank for d in map(signed, op.saved("dims"))].index(state.dim))
 
 
+@uniform
 def transpose(op: Op) -> State:
     state = op.only
     if isinstance(state, Reduced):
@@ -41,6 +46,7 @@ def transpose(op: Op) -> State:
     return state.at({a: b, b: a}.get(state.dim, state.dim))
 
 
+@uniform
 def transpose_last(op: Op) -> State:
     state = op.only
     return state if isinstance(state, Reduced) else state.at(len(op.shape) - 1 - state.dim)
@@ -50,16 +56,18 @@ def signed(dim: int) -> int:
     return dim - 2**64 if dim >= 2**63 else dim
 
 
+@uniform
 def squeeze(op: Op) -> State:
     """Without dimensions of size 1, all of them or some; rows are never one here."""
     state = op.only
     if isinstance(state, Reduced) or len(op.shape) == len(op.in_shape):
         return state
-    dims = op.dims() if hasattr(op.node, "_saved_dim") else range(len(op.in_shape))
+    dims = op.dims() if op.names_dimensions else range(len(op.in_shape))
     gone = [d for d in dims if op.in_shape[d] == 1]
     return state.at(state.dim - sum(d < state.dim for d in gone))
 
 
+@uniform
 def unsqueeze(op: Op) -> State:
     state = op.only
     if isinstance(state, Reduced):
@@ -68,6 +76,7 @@ def unsqueeze(op: Op) -> State:
     return state.at(state.dim + (new <= state.dim))
 
 
+@uniform
 def expand(op: Op) -> State:
     state = op.only
     if isinstance(state, Reduced):
@@ -76,6 +85,7 @@ def expand(op: Op) -> State:
     return broadcast(op, state, op.in_shape)
 
 
+@uniform
 def select(op: Op) -> State:
     state = op.only
     if isinstance(state, Reduced):
@@ -108,6 +118,7 @@ def layer_norm(op: Op) -> State:
     return state.fixed()
 
 
+@uniform
 def gather(op: Op) -> State:
     state = op.rows_only()
     dim = signed(op.saved("dim")) % len(op.in_shape)
@@ -119,6 +130,7 @@ def gather(op: Op) -> State:
 def index(op: Op) -> State:
     """`x[a, b, ...]`: rows only by arange, each in its place."""
     state = op.rows_only()
+    op.once = True
     indices = list(op.saved("indices"))
     places = [d for d, i in enumerate(indices) if i is not None]
     own = indices[state.dim] if state.dim < len(indices) else None

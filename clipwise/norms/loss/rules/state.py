@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+_MISSING = object()
 
 
 class NotRowWise(Exception):
@@ -83,28 +87,77 @@ State = Rows | Reduced
 class Op:
     """A node of the graph with what is known of its inputs (None for those without gradient)."""
 
-    def __init__(self, node: Any, inputs: Sequence[State | None], shapes: Sequence[tuple[int, ...]], rows: int):
+    __slots__ = ("counts", "full_name", "inputs", "node", "once", "reads", "rows", "shape", "shapes", "uniform")
+
+    def __init__(
+        self,
+        node: Any,
+        inputs: Sequence[State | None],
+        shapes: Sequence[tuple[int, ...]],
+        rows: int,
+        full_name: str,
+        shape: tuple[int, ...],
+    ):
+        """`shapes` of its inputs, `shape` of its (first) output."""
         self.node, self.inputs, self.shapes, self.rows = node, inputs, shapes, rows
+        self.full_name, self.shape = full_name, shape
+        # What the rule reads of the node, for the certificate (certificate.py).
+        self.reads: list[tuple[str, Any]] = []
+        self.counts: list[tuple[str, tuple[int, ...]]] = []
+        self.uniform = True  # whether the same reads mean the same for any number of rows
+        self.once = False  # whether it went by values that no certificate holds
+
+    def with_inputs(self, inputs: Sequence[State | None]) -> Op:
+        other = copy(self)
+        other.inputs = inputs
+        return other
 
     @property
     def name(self) -> str:
-        name: str = self.node.name()
-        return name.rpartition("::")[2].removesuffix("0").removesuffix("1").removesuffix("Backward").lower()
+        return self.full_name.rpartition("::")[2].removesuffix("0").removesuffix("1").removesuffix("Backward").lower()
+
+    def saved(self, name: str, otherwise: Any = _MISSING) -> Any:
+        """What the node keeps by this name. Of a tensor of several numbers the rule may use the shape alone."""
+        name = f"_saved_{name}"
+        if otherwise is not _MISSING and not hasattr(self.node, name):
+            return otherwise
+        value = getattr(self.node, name)
+        self.reads.append((name, value))
+        if isinstance(value, Tensor) and value.numel() == 1:  # a number, which the rule may use
+            self.uniform = False
+        return value
+
+    def number(self, name: str, otherwise: Any = _MISSING) -> float:
+        """A number that the node keeps: it may be one over the rows."""
+        value = float(self.saved(name, otherwise))
+        self.uniform &= value == 1
+        return value
+
+    def is_count(self, name: str, sizes: tuple[int, ...]) -> bool:
+        """Whether a tensor that the node keeps holds the product of these sizes."""
+        self.counts.append((f"_saved_{name}", sizes))
+        return float(getattr(self.node, f"_saved_{name}")) == prod(sizes)
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.node._input_metadata[0].shape)
+    def names_dimensions(self) -> bool:
+        return hasattr(self.node, "_saved_dim")
 
-    def saved(self, name: str) -> Any:
-        return getattr(self.node, f"_saved_{name}")
+    @property
+    def source(self) -> Any:
+        """The node that its first input comes from."""
+        return self.node.next_functions[0][0]
 
     @property
     def only(self) -> State:
+        if len(self.inputs) == 1 and self.inputs[0] is not None:
+            return self.inputs[0]
         [state] = [s for s in self.inputs if s is not None]
         return state
 
     @property
     def in_shape(self) -> tuple[int, ...]:
+        if len(self.inputs) == 1:
+            return self.shapes[0]
         [shape] = [shape for s, shape in zip(self.inputs, self.shapes, strict=True) if s is not None]
         return shape
 
@@ -124,6 +177,13 @@ class Op:
 
 
 Rule = Callable[[Op], State]
+UNIFORM: set[Rule] = set()
+
+
+def uniform(rule: Rule) -> Rule:
+    """A rule that says the same of the same reads whatever the number of rows is, as long as no other dimension is as long."""
+    UNIFORM.add(rule)
+    return rule
 
 
 def of_the_whole(op: Op) -> NotRowWise:

@@ -1,0 +1,146 @@
+"""A proof, kept: what was read of a graph to prove it, to be compared with the next graph instead of proving it again.
+
+A rule says what it says because of what it has read: the names of the operations, how they hang together, the sizes of their
+values, and what the nodes keep (dimensions, reductions, numbers). All of it goes through `Op`, which takes it down. A graph
+that reads the same is proved; one that differs in anything is walked again.
+
+Batches differ in their number of rows. Where all rules are uniform and no number was read, a certificate holds for any number:
+sizes that were the rows must be the rows again, all others the same, and none of these may be as long as the batch. Otherwise it
+holds for the number of rows that it was made for.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from torch import Tensor
+
+from clipwise.norms.loss.graph import Reached, Walk
+from clipwise.norms.loss.marks import Mark, marks_of
+from clipwise.norms.loss.rules.state import is_number
+
+_ROWS = -1  # in a size: as many as the batch has
+_Sizes = tuple[int, ...]
+# Of an edge: to nothing, to a node that was met at this place, to one that is new, to a mark (its dimension and size).
+_NONE, _KNOWN, _NEW, _MARK = range(4)
+
+
+class Certificate:
+    """Of a graph with one root."""
+
+    __slots__ = ("_constants", "_steps", "rows")
+
+    def __init__(self, reached: Reached, walked: Walk, rows: int):
+        ops = walked.ops.values()
+        self.rows = None if all(op.uniform for op in ops) else rows  # None: any number
+        sizes: set[int] = set()
+
+        def general(shape: _Sizes) -> _Sizes:
+            if self.rows is not None:
+                return shape
+            found = tuple([_ROWS if size == rows else size for size in shape])
+            sizes.update(found)
+            return found
+
+        order = [reached.roots[0][0][0]]
+        self._steps: list[tuple[Any, ...]] = []
+        for node in order:  # which grows
+            met, op = reached.known[node], walked.ops[node]
+            edges: list[tuple[int, int, Any]] = []
+            for edge in met.edges:
+                child, nr = edge
+                if child is None:
+                    edges.append((_NONE, nr, None))
+                elif edge in reached.marks:
+                    edges.append((_MARK, nr, (reached.marks[edge].dim, general(reached.shape(edge)))))
+                elif child in order:
+                    edges.append((_KNOWN, nr, order.index(child)))
+                else:
+                    edges.append((_NEW, nr, None))
+                    order.append(child)
+            plain = [(name, type(v), v) for name, v in op.reads if not isinstance(v, Tensor)]
+            tensors = [
+                (name, general(tuple(v.shape)), (float(v), is_number(v)) if v.numel() == 1 else None)
+                for name, v in op.reads
+                if isinstance(v, Tensor)
+            ]
+            counts = [(name, general(places)) for name, places in op.counts]
+            values = [(m.dtype, general(tuple(m.shape))) for m in node._input_metadata]
+            self._steps.append((met.name, values, plain, tensors, counts, edges))
+        self._constants = frozenset(sizes)
+
+    @staticmethod
+    def possible(reached: Reached, walked: Walk) -> bool:
+        ops = walked.ops
+        terms = walked.total.terms
+        tags = (
+            [term.tag[1] for term in terms if term.tag] if len(terms) > 1 else []
+        )  # of label smoothing, which has two
+        return (
+            len(reached.roots) == 1
+            and reached.roots[0][0][0] in ops
+            and not reached.words
+            and not any(op.once for op in ops.values())
+            and all(node in ops for node in tags)
+        )
+
+    def holds(self, root: Tensor, batch: Any) -> bool:
+        """Whether the graph of `root` reads as that which was proved, from the outputs of this batch."""
+        rows: int = batch.rows
+        if self.rows != rows and (self.rows is not None or rows in self._constants):
+            return False
+        order = [root.grad_fn]
+        for place, (name, values, plain, tensors, counts, edges) in enumerate(self._steps):
+            node: Any = order[place]
+            if node.metadata or node.name() != name:  # a mark, a hook, words
+                return False
+            for metadata, (dtype, shape) in zip(node._input_metadata, values, strict=True):
+                if metadata.dtype is not dtype or not _as_large(metadata, shape, rows):
+                    return False
+            for attribute, kind, value in plain:
+                now = getattr(node, attribute)
+                if type(now) is not kind or now != value:
+                    return False
+            for attribute, shape, number in tensors:
+                now = getattr(node, attribute)
+                if not isinstance(now, Tensor) or not _as_large(now, shape, rows):
+                    return False
+                if number is not None and (float(now), is_number(now)) != number:
+                    return False
+            for attribute, places in counts:
+                if float(getattr(node, attribute)) != prod([rows if n == _ROWS else n for n in places]):
+                    return False
+            if not _leads_on(node.next_functions, edges, order, batch):
+                return False
+        return True
+
+
+def _as_large(value: Any, shape: _Sizes, rows: int) -> bool:
+    sizes = value.shape
+    if len(sizes) != len(shape):
+        return False
+    return not any([a != b and (b != _ROWS or a != rows) for a, b in zip(sizes, shape, strict=True)])
+
+
+def _leads_on(found: Any, edges: list[tuple[int, int, Any]], order: list[Any], batch: Any) -> bool:
+    """Whether the edges of a node go where they went; new nodes are put into the order."""
+    if len(found) != len(edges):
+        return False
+    for (child, nr), (kind, was_nr, what) in zip(found, edges, strict=True):
+        if nr != was_nr or (child is None) != (kind == _NONE):
+            return False
+        if kind == _KNOWN:
+            if child is not order[what]:
+                return False
+        elif kind == _NEW:
+            if any([child is other for other in order]):
+                return False
+            order.append(child)
+        elif kind == _MARK:
+            found_mark: Mark | None = marks_of(child).get(nr)
+            if found_mark is None or found_mark.batch is not batch or found_mark.dim != what[0]:
+                return False
+            if not _as_large(child._input_metadata[nr], what[1], batch.rows):
+                return False
+    return True
