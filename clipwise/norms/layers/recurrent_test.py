@@ -348,7 +348,7 @@ class Packed(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "layer, unpack, remedy",
+    ("layer", "unpack", "remedy"),
     [
         (nn.LSTM(3, 4, proj_size=2), True, "inner: it has no fast rule.*padded tensor and its lengths"),
         (nn.LSTM(3, 4), False, "unpack it in forward by torch.nn.utils.rnn.pad_packed_sequence"),
