@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from math import isclose, prod
 from typing import Any
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from clipwise.norms.loss.certificate import Certificate
 from clipwise.norms.loss.graph import Edge, Reached, Row, Walk, reach, walk
-from clipwise.norms.loss.roots import run_unseen
+from clipwise.norms.loss.roots import Opened, run_unseen
 from clipwise.norms.loss.rowwise import mixing_layer
 from clipwise.norms.loss.rules.state import (
     ClassWeights,
@@ -48,23 +48,6 @@ _OF_GRAD = (
 )
 
 
-class _Opened:
-    """While a pass runs that may reach the taps of these batches."""
-
-    __slots__ = ("_batches",)
-
-    def __init__(self, batches: Collection[Any]):
-        self._batches = batches
-
-    def __enter__(self) -> None:
-        for batch in self._batches:
-            batch.passes += 1
-
-    def __exit__(self, *_: object) -> None:
-        for batch in self._batches:
-            batch.passes -= 1
-
-
 class _Distrust:
     """While a pass is judged: one that is refused takes the whole batch with it."""
 
@@ -83,10 +66,10 @@ class _Distrust:
                 self._batch.witness.forget()
 
 
-def judged(roots: Sequence[Any], gradients: Sequence[Any], of_grad: bool) -> _Opened:
+def judged(roots: Sequence[Any], gradients: Sequence[Any], of_grad: bool) -> Opened:
     """Before a backward pass: raises where it must not run; else a context in which it is let into the batches that it may reach."""
     if len(roots) == 1 and _latest is not None and (proof := _latest()) and proof.is_known(roots[0], gradients[0]):
-        return _Opened((proof.batch,))
+        return Opened((proof.batch,))
     reached = reach(roots, gradients)
     batches = {id(m.batch): m.batch for m in reached.marks.values() if not m.batch.over}.values()
     for batch in batches:
@@ -96,7 +79,7 @@ def judged(roots: Sequence[Any], gradients: Sequence[Any], of_grad: bool) -> _Op
             if not of_grad:
                 raise
             raise type(error)(f"{error}. {_OF_GRAD}") from error
-    return _Opened(batches)
+    return Opened(batches)
 
 
 _latest: weakref.ref[LossProof] | None = None  # of the last to have certified a pass
@@ -174,7 +157,7 @@ class LossProof:
             if not self._is_certified(batch, losses, of_rows=True):
                 self._judge_rows(batch, losses)
             self._forms["given row by row (private.backward), and verified to keep rows apart"] = None
-        with _Opened([batch]):
+        with Opened([batch]):
             run_unseen(
                 (losses,), (torch.ones_like(losses),), False, False, (), allow_unreachable=True, accumulate_grad=True
             )
@@ -227,8 +210,10 @@ class LossProof:
             if any(term.suspect for term in terms):
                 raise Shared("a tensor that all rows share scales them, and may have been counted from the batch")
             _refuse_lengths(batch, terms)
+            numbers = [n for term in terms for n in (*term.numbers, term.factor, term.scale)]
+            self._refuse_other_numbers(("rows", *reached.signature), (*numbers, *walked.numbers))
             return walked, False
-        except (Shared, Hooked, Length) as problem:
+        except (Shared, Hooked, Length, OtherNumbers) as problem:
             if self.declared != ROW_WISE:
                 raise self._refusal(problem) from None
             return None, False
@@ -274,7 +259,7 @@ class LossProof:
             found = walk(reached, batch, batch.rows)
             _refuse_lengths(batch, found.total.terms)
             numbers = self._match(found.total.terms, batch.rows)
-            self._refuse_other_numbers(reached.signature, numbers)
+            self._refuse_other_numbers(reached.signature, (*numbers, *found.numbers))
         except (NotRowWise, Unknown) as problem:
             if self.declared != ROW_WISE:
                 raise self._refusal(problem) from None
@@ -371,7 +356,7 @@ class LossProof:
         if len(known) != len(numbers) or not all(
             isclose(a, b, rel_tol=_CLOSE) for a, b in zip(known, numbers, strict=True)
         ):
-            raise Unknown(
+            raise OtherNumbers(
                 "a number in it, or a length that it divides by, is not that of earlier batches: if it hangs on the records (how "
                 "many, how long), one record changes all the others' shares. Divide by a public constant, or per record"
             )
@@ -400,6 +385,10 @@ def _own(reached: Reached, batch: Any) -> list[tuple[Edge, int]]:
         for edge, m in reached.marks.items()
         if m.batch is batch and m.dim is not None and reached.shape(edge)[m.dim] == batch.rows
     ]
+
+
+class OtherNumbers(Unknown):
+    """A number in it is not that of earlier batches."""
 
 
 class Length(NotRowWise):
