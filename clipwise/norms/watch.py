@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from clipwise.norms.state import checksum
 from clipwise.types import LoopMisuse
 
-
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _GLOBAL_HOOKS: list[dict[Any, Any]] = [getattr(of_all_modules, f"_global{name}") for name in _HOOKS]
 

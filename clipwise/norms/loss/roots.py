@@ -62,7 +62,7 @@ def _register_hook(self: Tensor, hook: Callable[..., Any]) -> Any:
 
 def _register_node_hook(hooks: Any, hook: Callable[..., Any]) -> Any:
     known = getattr(hook, "__module__", "") in _KNOWN_HOOKS
-    return _original_node_hook(hooks, hook if known else _looking_on(hook))
+    return _original_node_hook(hooks, hook if known else _looking_on(hook))  # type: ignore[no-untyped-call]
 
 
 def _looking_on(hook: Callable[..., Any]) -> Callable[..., Any]:
