@@ -124,9 +124,8 @@ class Kept:
     def __init__(self) -> None:
         self._known: dict[tuple[bool, int | None], Certificate] = {}
 
-    @property
-    def any(self) -> bool:
-        return bool(self._known)
+    def __len__(self) -> int:
+        return len(self._known)
 
     def hold(self, root: Tensor, batch: Any, *, of_rows: bool) -> bool:
         """Whether one of them holds for the graph of `root`: of row losses, or of a loss that is reduced."""

@@ -32,6 +32,7 @@ from clipwise.norms.loss.scale import CLOSE, matched
 from clipwise.types import ClipwiseError, LoopMisuse, Unsupported
 
 ROW_WISE = "row-wise"  # what a user may declare of a loss
+_DECLARED = "declared by the user: row-wise"
 _ONLY_ONCE = ("use_reentrant", "donated_buffer")  # in torch's words for graphs that run backwards once
 _FOLLOWED = "what the loop computed from the records of its first batch, followed and found to keep rows apart"
 _NOT_FOLLOWED = "targets, masks, weights and inputs of each row, taken for data of that record alone"
@@ -106,7 +107,7 @@ class LossProof:
     def is_known(self, root: Any, gradient: Any) -> bool:
         """Whether the loss of the open batch has a graph that reads as one that was proved. Else it has to be judged."""
         batch = self.batch
-        if not self._certificates.any or batch is None or not isinstance(root, Tensor) or root.dim():
+        if not self._certificates or batch is None or not isinstance(root, Tensor) or root.dim():
             return False
         if not self._is_certified(batch, root, of_rows=False) or constant_of(gradient) != 1:
             return False
@@ -210,6 +211,7 @@ class LossProof:
         except (Shared, Hooked, Length, OtherNumbers) as problem:
             if self.declared != ROW_WISE:
                 raise self._refusal(problem) from None
+            self._forms[_DECLARED] = None
             return None, False
         except (NotRowWise, Unknown) as problem:
             # The gradients themselves decide, but for a length of the batch that they cannot show.
@@ -261,7 +263,7 @@ class LossProof:
         except (NotRowWise, Unknown) as problem:
             if self.declared != ROW_WISE:
                 raise self._refusal(problem) from None
-            self._forms["declared by the user: row-wise"] = None
+            self._forms[_DECLARED] = None
             return None, [Row(edge, reached.shape(edge), Rows(dim)) for edge, dim in _own(reached, batch)]
         self._forms[f"proved row-wise from the graph of each backward pass: a {self.reduction} over the rows"] = None
         return found, found.row_values
@@ -302,7 +304,8 @@ class LossProof:
         ):
             raise OtherNumbers(
                 "a number in it, or a length that it divides by, is not that of earlier batches: if it hangs on the records (how "
-                "many, how long), one record changes all the others' shares. Divide by a public constant, or per record"
+                "many, how long), one record changes all the others' shares. Divide by a public constant, or per record; a weight that follows "
+                "a public schedule is for you to declare"
             )
 
     def _refusal(self, problem: Exception) -> LoopMisuse | Unsupported:
