@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_flatten
 
 from clipwise.devices import refuse_without_wide_type, with_generators
@@ -33,7 +32,7 @@ from clipwise.norms.layers import registry as layers
 from clipwise.norms.loss import LossProof, Witness, judged, mark, unwatch, watch
 from clipwise.norms.precision import exact_products
 from clipwise.norms.probe import Probe, probe
-from clipwise.norms.ragged import bags_of, leaves_of
+from clipwise.norms.ragged import bags_of, has_packed, leaves_of
 from clipwise.norms.recording import Pass, Receive, SpreadNode, Tap, TapNode, can_hook, hook_on
 from clipwise.norms.refuse import refuse_mixing_layers
 from clipwise.norms.small_batch import Args, Kwargs
@@ -381,7 +380,7 @@ class Bookkeeping:
     def _refuse_other_rows(self, args: Args, kwargs: Kwargs) -> None:
         rows = self._pass.rows if self._pass else -1
         leaves = leaves_of((args, kwargs))[0]
-        if any(isinstance(x, PackedSequence) for x in leaves):
+        if has_packed((args, kwargs)):
             return
         if not any(isinstance(x, Tensor) and not {rows, rows + 1}.isdisjoint(x.shape[:2]) for x in leaves):
             raise Unsupported(

@@ -30,7 +30,7 @@ from clipwise.devices import with_generators
 from clipwise.norms.influence import Runs, grown, mixing, refuse_influence, refuse_padding
 from clipwise.norms.kernel import Kernel
 from clipwise.norms.layers.registry import NotByRule
-from clipwise.norms.ragged import Bags, Cut
+from clipwise.norms.ragged import Bags, Cut, has_packed
 from clipwise.norms.small_batch import Args, Kwargs, first, is_float, second, small_batch, ways_to_cut
 from clipwise.norms.units import NDIMS, SPREADABLE, Forward, Unit, signature, spread_shape, swapped, tensor_shapes
 from clipwise.randomness import held, seed_all
@@ -44,6 +44,7 @@ COINCIDENCE = (
 _NOISES = 4099  # a prime, so that no two rows of a weight get the same; chosen
 NOT_SPREAD = "a parameter of its own cannot be given one value a row"
 OUTSIDE = "a parameter is used outside its layer's forward"
+PACKED = "it has no fast rule, and takes or returns a PackedSequence"  # whoever packs it may be run row by row
 
 
 class Probe:
@@ -75,6 +76,8 @@ class Probe:
         else:
             with swapped(unit.module.modules(), lambda p: p.detach()):
                 out = original(*args, **kwargs)
+            if has_packed((args, kwargs)) or (unit.name and has_packed(out)):
+                raise _Promote(unit, PACKED)
             leaves, spec = tree_flatten(out)
             places = [i for i, x in enumerate(leaves) if isinstance(x, Tensor)]
             for output, i in enumerate(places):
@@ -266,12 +269,17 @@ def _settle(
                 units = [replace(u, spread=True) if u.name == unit.name else u for u in units]
             else:
                 notices.append(f"{unit.name or type(unit.module).__name__}: {problem.why}")
-                units = _promoted(model, units, problem)
+                units = _promoted(model, units, problem, notices)
 
 
 def _look(units: list[Unit], parameters: list[nn.Parameter], call: _Call, runs: Runs) -> list[Unit]:
     looks, batches = {n: Probe(n) for n in (2, 3)}, {2: call.rows(first, second), 3: call.rows(first, second, first)}
     outs = {n: runs(batches[n], units, looks[n]) for n in (2, 3)}
+    if has_packed(outs[3]):
+        raise Unsupported(
+            "the model returns a PackedSequence, of which no dimension is the batch; unpack it in forward by "
+            "torch.nn.utils.rnn.pad_packed_sequence(..., total_length=...)"
+        )
     calls = list(looks[2].shapes)  # in the order of the first calls: what comes later may depend on what comes before
     in_order = sorted(units, key=lambda u: calls.index(u.name) if u.name in calls else len(calls))
     settled = [
@@ -379,12 +387,15 @@ def _refuse_mixing(units: list[Unit], parameters: list[nn.Parameter], look: Prob
             raise _Promote(unit, OUTSIDE)
 
 
-def _promoted(model: nn.Module, units: list[Unit], problem: _Promote) -> list[Unit]:
+def _promoted(model: nn.Module, units: list[Unit], problem: _Promote, notices: list[str]) -> list[Unit]:
     """Units with the problem's parent run generically (or the unit itself, if it was run by a rule)."""
     name = problem.unit.name
     if problem.unit.is_generic:
         if not name:
-            raise Unsupported(f"the model cannot be trained privately as it is: {problem.why}")
+            packing = ". Give the model a padded tensor and its lengths, and pack these in forward"
+            raise Unsupported(
+                f"the model cannot be trained privately as it is: {'; '.join(notices)}{packing if problem.why == PACKED else ''}"
+            )
         name = name.rpartition(".")[0]
     elif problem.unit.layer is not None and problem.why in (OUTSIDE, NO_BATCH):
         name = name.rpartition(".")[0]

@@ -70,6 +70,10 @@ def leaves_of(tree: Any) -> tuple[list[Any], Any]:
     return tree_flatten(tree, is_leaf=lambda x: isinstance(x, PackedSequence))
 
 
+def has_packed(tree: Any) -> bool:
+    return any(isinstance(x, PackedSequence) for x in leaves_of(tree)[0])
+
+
 def bags_of(model: nn.Module, call: Callable[[], Any], leaves: Sequence[Any], rows: int) -> dict[int, Bags]:
     """What cuts those arguments (by their place in `leaves`) that reach a bag as tokens, weights or offsets. `call` runs the model."""
     flat = [x for x in leaves if isinstance(x, Tensor) and x.dim() == 1]

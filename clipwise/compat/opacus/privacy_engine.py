@@ -219,7 +219,8 @@ def _checked(max_grad_norm: Any, named: dict[str, Any]) -> tuple[str, bool]:
         )
     if clipping == "adaptive":
         raise Unsupported(
-            "clipping='adaptive': its counts are released too, and have to share the noise; use clipwise.attach(method='quantile'), which does that"
+            "clipping='adaptive': Opacus divides its noised count by the batch's true size, which nothing pays for; use "
+            "clipwise.attach(method='quantile'), which divides by the expected one"
         )
     validate.choice("clipping", clipping, ("flat",))
     if rest.pop("poisson_sampling", True) is not True:

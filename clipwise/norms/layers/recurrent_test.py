@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
 from clipwise.norms.bookkeeping import Bookkeeping
@@ -326,6 +326,39 @@ def test_packed_sequences(layer, lengths, extra, given_states):
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
     engine.remove()
     assert_agrees(model, inputs)
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_packed_projections_are_run_row_by_row_where_they_are_packed(both):
+    torch.manual_seed(0)
+    model = Packing(nn.LSTM(3, 4, proj_size=2, batch_first=True, bidirectional=both))
+    assert_agrees(model, (torch.randn(4, 5, 3), torch.tensor([3, 5, 2, 4])), allow_generic=True)
+
+
+class Packed(nn.Module):
+    """Takes a PackedSequence; returns one, or what it holds padded."""
+
+    def __init__(self, inner, unpack):
+        super().__init__()
+        self.inner, self.unpack = inner, unpack
+
+    def forward(self, x):
+        out = self.inner(x)[0]
+        return pad_packed_sequence(out, batch_first=True)[0].sum(1) if self.unpack else out
+
+
+@pytest.mark.parametrize(
+    ("layer", "unpack", "remedy"),
+    [
+        (nn.LSTM(3, 4, proj_size=2), True, "inner: it has no fast rule.*padded tensor and its lengths"),
+        (nn.LSTM(3, 4), False, "unpack it in forward by torch.nn.utils.rnn.pad_packed_sequence"),
+    ],
+)
+@pytest.mark.parametrize("lengths", [(3, 5, 2, 4), (1, 1, 1, 1)])  # with one step each, the rows look like a batch
+def test_packed_sequences_whose_rows_cannot_be_told_are_refused(layer, unpack, remedy, lengths):
+    packed = pack_sequence([torch.randn(n, 3) for n in lengths], enforce_sorted=False)
+    with pytest.raises(Unsupported, match=remedy):
+        run(Packed(layer, unpack), (packed,), rows=4)
 
 
 def test_packed_sequences_that_are_sorted_already_cannot_be_looked_at():
