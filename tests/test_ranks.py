@@ -105,7 +105,7 @@ def test_weights_cut_over_processes_end_as_those_of_one(two, name):
 
 
 @pytest.mark.skipif(
-    os.environ.get("CLIPWISE_RANKS") != "4", reason="CLIPWISE_RANKS=4 asks for it: half a minute of CPU"
+    os.environ.get("CLIPWISE_RANKS") != "4", reason="CLIPWISE_RANKS=4 asks for it: over a minute of CPU"
 )
 def test_four_processes_with_and_without_cut_weights_end_as_one(tmp_path):
     found = together(tmp_path, "loops,sharded", size=4)
