@@ -110,9 +110,9 @@ class Stepper:
                 f"a batch that was drawn for step {batch.step} came at step {self.state.step}; nothing was changed. Go through the batches of "
                 "one loop, in order"
             )
+        self.engine.open(batch.rows, batch.padding, records, batch.lengths)  # which compares the model as it is at rest
         if self.shards:
             self.shards.gather()
-        self.engine.open(batch.rows, batch.padding, records, batch.lengths)
         self._batch, self._records = batch, records
 
     def rest(self) -> None:

@@ -104,6 +104,19 @@ def test_weights_cut_over_processes_end_as_those_of_one(two, name):
     assert first == second == pytest.approx(alone, abs=2e-4)
 
 
+@pytest.mark.skipif(
+    os.environ.get("CLIPWISE_RANKS") != "4", reason="CLIPWISE_RANKS=4 asks for it: over a minute of CPU"
+)
+def test_four_processes_with_and_without_cut_weights_end_as_one(tmp_path):
+    found = together(tmp_path, "loops,sharded", size=4)
+    for name, options in ranks_worker.LOOPS.items():
+        alone = ranks_worker.weights(ranks_worker.run(**options).model)
+        assert all(one["loops"][name] == pytest.approx(alone, abs=2e-4) for one in found), name
+    for name, options in ranks_worker.SHARDED.items():
+        alone = ranks_worker.of_words(shard=False, **options)
+        assert all(one["sharded"]["weights"][name] == pytest.approx(alone, abs=2e-4) for one in found), name
+
+
 def test_what_is_not_built_for_cut_weights_is_refused_by_name(two):
     for found in two[1]:
         told = found["sharded"]["told"]

@@ -249,9 +249,9 @@ class Bookkeeping:
     def _refuse_changed_model(self) -> bool:
         """Whether the model is made of the same objects, each trained or not as it was. Raises where others are trained."""
         same = not self._changed and self._members.unchanged()
-        trained = all([p.requires_grad for p in self._parameters]) and not any([p.requires_grad for p in self._frozen])
+        trained = all([p.requires_grad for p in self.parameters]) and not any([p.requires_grad for p in self._frozen])
         if not (same and trained):
-            if {id(p) for p in self._model.parameters() if p.requires_grad} != set(self._names):
+            if {id(p) for p in self._model.parameters() if p.requires_grad} != set(map(id, self.parameters)):
                 raise LoopMisuse(OTHER_PARAMETERS)
             self._members, self._frozen, self._changed = Members(self._model), self._now_frozen(), False
             self._probed_modes.clear()
