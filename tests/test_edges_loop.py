@@ -806,3 +806,69 @@ def test_guards_keep_nothing_alive():
     gc.collect()
     assert claim() is None
     assert claim not in guards._claims
+
+
+# -- after the first batch (each attack is in clipwise/lab/audit/edges/later.py) --------------------------------------
+
+
+def annealed(private):
+    for step, (x, y) in enumerate(private.loader):
+        private.optimizer.zero_grad()
+        private.backward((step + 1) * F.cross_entropy(private.model(x), y, reduction="none"))
+        private.optimizer.step()
+
+
+def test_a_weight_that_changes_is_declared_or_refused():
+    with pytest.raises(LoopMisuse, match="is not that of earlier batches"):
+        annealed(attach())
+    declared = attach(loss_declared="row-wise")
+    annealed(declared)
+    assert "declared by the user: row-wise" in str(declared.statement())
+
+
+def test_a_node_hook_that_looks_on_changes_nothing_and_one_elsewhere_may():
+    def with_hooks(loss):
+        loss.grad_fn.register_hook(lambda *_: None)
+        loss.backward()
+
+    private = attach()
+    train(private, backward=with_hooks)
+    assert torch.equal(weights(private.model), trained())
+    x = torch.ones(3, requires_grad=True)
+    loss = (2 * x).sum()
+    loss.grad_fn.register_prehook(lambda g: (5 * g[0],))
+    loss.backward()  # none of a private batch
+    assert torch.equal(x.grad, torch.full((3,), 10.0))
+    private.detach()
+    gc.collect()
+    assert "_register_hook" not in vars(torch.autograd.Function) or guards._claims
+
+
+def test_functions_of_ones_own_in_row_losses_are_said():
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):  # noqa: ARG004
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx, g):  # noqa: ARG004
+            return 2 * g
+
+    private = attach()
+    for x, y in private.loader:
+        private.backward(Twice.apply(F.cross_entropy(private.model(x), y, reduction="none")))
+        private.optimizer.step()
+        private.optimizer.zero_grad()
+    assert "taken to read no other row" in str(private.statement())
+
+
+def test_inputs_made_by_another_modules_parameters_are_refused():
+    before, private = nn.Linear(FEATURES, FEATURES), attach()
+    x, y = next(iter(private.loader))
+    unchanged(private, lambda: F.cross_entropy(private.model(before(x)), y), Unsupported, "not its own")
+    private.detach()
+    private, frozen = attach(), before.requires_grad_(False)
+    for x, y in private.loader:  # inputs that need gradients are no parameters
+        private.optimizer.zero_grad()
+        F.cross_entropy(private.model(frozen(x.requires_grad_())), y).backward()
+        private.optimizer.step()

@@ -34,7 +34,7 @@ from clipwise.norms.precision import exact_products
 from clipwise.norms.probe import Probe, probe
 from clipwise.norms.ragged import bags_of, has_packed, leaves_of
 from clipwise.norms.recording import Pass, Receive, SpreadNode, Tap, TapNode, can_hook, hook_on
-from clipwise.norms.refuse import refuse_mixing_layers
+from clipwise.norms.refuse import refuse_mixing_layers, refuse_trained_inputs, refuse_transforms
 from clipwise.norms.small_batch import Args, Kwargs
 from clipwise.norms.state import State
 from clipwise.norms.tape import Tape
@@ -103,7 +103,7 @@ class Bookkeeping:
         self._pass: Pass | None = None
         self._probing: Probe | None = None
         self._probed: set[Hashable] = set()  # layouts of inputs that the units have been settled for
-        self._probed_modes: set[tuple[bool, ...]] = set()  # of every module's `training`
+        self._probed_modes: set[tuple[Any, ...]] = set()  # of the members
         self._probed_as: Any = None  # the signature of the last call that was probed
         self._padding: Padding | None = None  # of the open batch
         self._padding_probed = False
@@ -188,8 +188,7 @@ class Bookkeeping:
         self._watch.begin_once()
         self._over()
         if not self._members.unchanged():
-            self._members, self._changed = Members(self._model), True
-            self._probed_modes.clear()  # so that it is looked at again
+            self._note_change()
         self._pass = self.loss.batch = Pass(rows, self.loss, lengths)
         self._padding = padding
         self._calls += 1
@@ -258,6 +257,10 @@ class Bookkeeping:
             self._probed_modes.clear()
         return same
 
+    def _note_change(self) -> None:
+        self._members, self._changed = Members(self._model), True
+        self._probed_modes.clear()  # so that it is looked at again
+
     def _now_frozen(self) -> list[nn.Parameter]:
         return [p for p in self._model.parameters() if not p.requires_grad]
 
@@ -300,14 +303,17 @@ class Bookkeeping:
             return self._run_outside(original, args, kwargs)
         if self._pass is None and self._probing is None:
             return original(*args, **kwargs)  # no private batch is open: any backward will be refused at the parameters
+        if not self._in_root and self._probing is None:
+            refuse_transforms()
         if self._probing is None and self._is_new(args, kwargs):
             refuse_mixing_layers(self._model)
             self._refuse_other_rows(args, kwargs)
             self._run_probe(args, kwargs)
             return self._model.forward(*args, **kwargs)  # the probe may have replaced the units
         outer, self._in_root = self._in_root, True
-        if self._pass is not None and not outer:
-            self._pass.inputs_need_gradients |= _need_gradients(args, kwargs)
+        if self._pass is not None and not outer and _need_gradients(args, kwargs):
+            refuse_trained_inputs(_tensors((args, kwargs)))
+            self._pass.inputs_need_gradients = True
         try:
             out = original(*args, **kwargs) if unit is None else self._run_unit(unit, original, args, kwargs)
         finally:
@@ -357,8 +363,10 @@ class Bookkeeping:
         """One look is enough, except that what is spread broadcasts otherwise against dimensions of size 1, 2 or 3; that what
         runs generically must know each of its arguments; that padding is looked at where there is some; and that a model
         which counts its calls, or draws, may do something else later: it is looked at again at the 2nd, 4th, 8th ... batch. A batch
-        that did not show enough (one record of one word) is followed by another look."""
-        if self._modes() not in self._probed_modes or (self._padding is not None and not self._padding_probed):
+        that did not show enough (one record of one word) is followed by another look. So is a change of what the model is made of."""
+        if not self._members.same_structure():
+            self._note_change()
+        if self._members.modes() not in self._probed_modes or (self._padding is not None and not self._padding_probed):
             return True
         if self._unsure_at is not None and self._calls > self._unsure_at:
             return True
@@ -369,9 +377,6 @@ class Bookkeeping:
         if any(u.is_generic for u in self._units) and signature(args, kwargs) != self._probed_as:
             return True
         return any(u.spread or u.own for u in self._units) and self._layout(args, kwargs) not in self._probed
-
-    def _modes(self) -> tuple[bool, ...]:
-        return tuple([m.training for m in self._members.modules])
 
     def _layout(self, args: Args, kwargs: Kwargs) -> Hashable:
         shapes = (x.shape for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor))
@@ -619,7 +624,7 @@ class Bookkeeping:
             self._padding_probed |= self._padding is not None
             self._probed.add(self._layout(args, kwargs))
             self._probed_as = signature(args, kwargs)
-            self._probed_modes.add(self._modes())
+            self._probed_modes.add(self._members.modes())
         finally:
             self._restore_forwards()
             self._replace_forwards()

@@ -1,11 +1,13 @@
 """Layers that cannot be trained privately as they are, refused by name when a model is attached, and again in the first
-batch after a module was switched between train and eval mode."""
+batch after a module was switched between train and eval mode; and calls of a model that no batch can be recorded of."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.modules.lazy import LazyModuleMixin
@@ -43,3 +45,30 @@ def mixing_layers(model: nn.Module) -> Iterator[Unsupported]:
                 f"layer {name!r} ({type(module).__name__}) keeps running statistics of private data outside the guarantee; "
                 "make it with track_running_stats=False, or use clipwise.fix(model)"
             )
+
+
+def refuse_transforms() -> None:
+    """Raise where the model is called by torch.func.grad, vmap or another transform: what was recorded would outlive it."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise Unsupported(
+            "the model was called inside a transform of torch.func (grad, vmap, jvp) while a private batch is open; nothing was changed. Such "
+            "gradients are not clipped, and have no noise: call the model itself and loss.backward(), or detach() first"
+        )
+
+
+def refuse_trained_inputs(given: Iterable[Tensor]) -> None:
+    """Raise where parameters of another module have a part in what the model is given: they would get gradients without noise."""
+    waiting: list[Any] = [x.grad_fn for x in given if x.grad_fn is not None]
+    leaves: list[Any] = [x for x in given if x.grad_fn is None]
+    known = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        leaves.append(getattr(node, "variable", None))  # of a node that gathers a leaf's gradient
+        new = {n for n, _ in node.next_functions if n is not None} - known
+        known |= new
+        waiting += new
+    if any(isinstance(x, nn.Parameter) and x.requires_grad for x in leaves):
+        raise Unsupported(
+            "what the model is given was made by parameters that are not its own, and require a gradient: they would get one without clipping and "
+            "noise; nothing was changed. Put every module that is trained into one model, and call others under torch.no_grad()"
+        )

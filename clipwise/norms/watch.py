@@ -1,7 +1,7 @@
 """What a model is made of while it is trained, asked for at every step.
 
-`Members` tells in one cheap pass whether modules, parameters and buffers are still the same objects in their places. `Watch`
-tells whether a buffer or a frozen parameter has changed.
+`Members` tells in one cheap pass whether modules, parameters, buffers and hooks are still the same objects in their places, and
+which way the modules' switches stand. `Watch` tells whether a buffer or a frozen parameter has changed.
 """
 
 from __future__ import annotations
@@ -11,31 +11,57 @@ from itertools import chain
 from operator import is_
 from typing import Any
 
+import torch.nn.modules.module as of_all_modules
 from torch import Tensor, nn
 
 from clipwise.norms.state import checksum
 from clipwise.types import LoopMisuse
 
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_GLOBAL_HOOKS: list[dict[Any, Any]] = [getattr(of_all_modules, f"_global{name}") for name in _HOOKS]
 
-class Members:
-    """The modules, parameters and buffers of a model, at one moment."""
 
-    def __init__(self, model: nn.Module):
-        self.modules = list(model.modules())
-        held = [d for m in self.modules for d in (m._modules, m._parameters, m._buffers)]
-        self._empty: list[dict[str, Any]] = [d for d in held if not d]
-        self._full: list[dict[str, Any]] = [d for d in held if d]
-        self._objects = list(self._held())
+class _Held:
+    """What dictionaries hold, at one moment."""
 
-    def _held(self) -> Iterator[Any]:
+    def __init__(self, held: list[dict[Any, Any]]):
+        self._empty = [d for d in held if not d]
+        self._full = [d for d in held if d]
+        self._objects = list(self._values())
+
+    def _values(self) -> Iterator[Any]:
         return chain.from_iterable(map(dict.values, self._full))
 
     def unchanged(self) -> bool:
-        """Whether every module has the children, parameters and buffers that it had: the same objects, in the same order. What
-        was put into the place of a whole dictionary of torch's is not seen here."""
+        """Whether they hold the same objects, in the same order."""
         if any(self._empty) or sum(map(len, self._full)) != len(self._objects):
             return False
-        return all(map(is_, self._held(), self._objects))
+        return all(map(is_, self._values(), self._objects))
+
+
+class Members:
+    """The modules, hooks, parameters and buffers of a model, at one moment. What was put into the place of a whole dictionary of
+    torch's is not seen here."""
+
+    def __init__(self, model: nn.Module):
+        self.modules = list(model.modules())
+        self._tensors = _Held([d for m in self.modules for d in (m._parameters, m._buffers)])
+        hooks = [getattr(m, name) for m in self.modules for name in _HOOKS]
+        self._structure = _Held([*(m._modules for m in self.modules), *hooks, *_GLOBAL_HOOKS])
+        # Of torch's own modules they are known; of others they may stand for a branch of the forward pass.
+        own = [vars(m) for m in self.modules if not type(m).__module__.startswith("torch.nn.modules.")]
+        self._switches = [(d, name) for d in own for name, value in d.items() if isinstance(value, bool | str)]
+
+    def unchanged(self) -> bool:
+        return self._tensors.unchanged() and self._structure.unchanged()
+
+    def same_structure(self) -> bool:
+        """Of modules and hooks alone: a call by torch.func.functional_call has other tensors."""
+        return self._structure.unchanged()
+
+    def modes(self) -> tuple[Any, ...]:
+        """Every module's `training`, and its attributes that are true, false or a word."""
+        return *[m.training for m in self.modules], *[d.get(name) for d, name in self._switches]
 
 
 class Watch:

@@ -38,16 +38,54 @@ def replace_module(m):
     m[2] = nn.Tanh()
 
 
-@pytest.mark.parametrize(
-    "change", [replace_buffer, add_buffer, replace_parameter, remove_parameter, add_module, replace_module]
-)
+def add_hook(m):
+    m[0].register_forward_pre_hook(lambda *_: None)
+
+
+def add_backward_hook(m):
+    m[0].register_full_backward_hook(lambda *_: None)
+
+
+STRUCTURE = [add_module, replace_module, add_hook, add_backward_hook]
+TENSORS = [replace_buffer, add_buffer, replace_parameter, remove_parameter]
+
+
+@pytest.mark.parametrize("change", [*STRUCTURE, *TENSORS])
 def test_members_see_what_was_replaced_added_or_removed(change):
     made = model()
     members = Members(made)
     assert members.unchanged()
     change(made)
     assert not members.unchanged()
+    assert members.same_structure() == (change in TENSORS)
     assert Members(made).unchanged()
+
+
+def test_a_hook_on_all_modules_is_a_change_of_each():
+    members = Members(model())
+    hook = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    assert not members.same_structure()
+    hook.remove()
+    assert members.same_structure()
+
+
+def test_modes_are_those_of_training_and_of_switches():
+    class Switched(nn.Sequential):
+        mixes, calls, pooling = False, 0, "mean"
+
+        def __init__(self):
+            super().__init__(nn.Linear(2, 2))
+            self.mixes, self.calls, self.pooling = False, 0, "mean"
+
+    made = Switched()
+    members = Members(made)
+    seen = {members.modes()}
+    made.calls += 1  # a number may count calls
+    assert members.modes() in seen
+    for name, value in (("mixes", True), ("pooling", "max"), ("training", False)):
+        setattr(made, name, value)
+        assert members.modes() not in seen
+        seen.add(members.modes())
 
 
 def watched(steps):

@@ -20,6 +20,8 @@ from clipwise.norms.loss.graph import Reached, Walk
 from clipwise.norms.loss.marks import Mark, marks_of
 from clipwise.norms.loss.rules.state import is_number
 
+# More numbers of rows than Poisson batches of 256 often have; a certificate is some kB. Chosen, not measured.
+MOST_KEPT = 64
 _ROWS = -1  # in a size: as many as the batch has
 _Sizes = tuple[int, ...]
 # Of an edge: to nothing, to a node that was met at this place, to one that is new, to a mark (its dimension and size).
@@ -114,6 +116,26 @@ class Certificate:
             if not _leads_on(node.next_functions, edges, order, batch):
                 return False
         return True
+
+
+class Kept:
+    """The certificates of one engine, for losses of either form: one for any number of rows, and those that hold for one number."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[bool, int | None], Certificate] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def hold(self, root: Tensor, batch: Any, *, of_rows: bool) -> bool:
+        """Whether one of them holds for the graph of `root`: of row losses, or of a loss that is reduced."""
+        found = (self._known.get((of_rows, rows)) for rows in (None, batch.rows))
+        return any([known is not None and known.holds(root, batch) for known in found])
+
+    def keep(self, new: Certificate, *, of_rows: bool) -> None:
+        if len(self._known) >= MOST_KEPT:
+            del self._known[next(iter(self._known))]  # the oldest
+        self._known[of_rows, new.rows] = new
 
 
 def _as_large(value: Any, shape: _Sizes, rows: int) -> bool:

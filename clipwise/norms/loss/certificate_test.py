@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from clipwise.norms.loss import judged
+from clipwise.norms.loss.certificate import MOST_KEPT
 from clipwise.norms.loss.marks import mark
 from clipwise.norms.loss.proof import LossProof
 from clipwise.types import ClipwiseError
@@ -111,3 +112,11 @@ def test_the_same_loss_in_half_precision_is_not_known():
     proof = LossProof("mean", None)
     assert passes(proof, LOSSES["softmax"], 6)
     assert not proof.is_known(graph(proof, LOSSES["softmax"], 6, torch.bfloat16), torch.ones(()))
+
+
+def test_the_oldest_go_when_there_are_many():
+    proof = LossProof("mean", None)
+    for rows in range(2, MOST_KEPT + 10):
+        assert passes(proof, LOSSES["by hand"], rows)  # the number of rows is in it
+    assert len(proof._certificates) == MOST_KEPT
+    assert proof.is_known(graph(proof, LOSSES["by hand"], rows), torch.ones(()))

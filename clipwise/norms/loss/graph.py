@@ -133,6 +133,7 @@ class Walk(NamedTuple):
     total: Reduced  # of all roots
     row_values: list[Row]
     ops: dict[Any, Op]  # by node, with what the rules have read
+    numbers: list[float]  # in functions of one row's value
 
 
 def walk(reached: Reached, batch: Any, rows: int) -> Walk:
@@ -141,6 +142,7 @@ def walk(reached: Reached, batch: Any, rows: int) -> Walk:
     states: dict[Any, State] = {}
     ops: dict[Any, Op] = {}
     row_values: dict[Edge, Row] = {}
+    numbers: list[float] = []
 
     def state_of(edge: Edge) -> State | None:
         if edge[0] is None:
@@ -172,6 +174,7 @@ def walk(reached: Reached, batch: Any, rows: int) -> Walk:
         op = ops[met.node] = Op(met.node, values, shapes, rows, met.name, met.shapes[0])
         states[met.node] = state = rule(op)
         op.uniform &= rule in UNIFORM
+        numbers += op.other_numbers()
         if isinstance(state, Reduced):
             keep(edges, values)
 
@@ -182,7 +185,7 @@ def walk(reached: Reached, batch: Any, rows: int) -> Walk:
             continue
         keep([root], [of_root])
         terms += reduce_all(of_root, reached.shape(root), constant_of(gradient)).terms
-    return Walk(Reduced(tuple(terms)), list(row_values.values()), ops)
+    return Walk(Reduced(tuple(terms)), list(row_values.values()), ops, numbers)
 
 
 def _plain(name: str) -> str:

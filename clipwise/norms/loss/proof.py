@@ -6,18 +6,16 @@ A pass is judged before it runs. What was proved and what was declared is rememb
 from __future__ import annotations
 
 import weakref
-from collections import defaultdict
-from collections.abc import Collection, Sequence
-from itertools import combinations
-from math import isclose, prod
+from collections.abc import Sequence
+from math import isclose
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from clipwise.norms.loss.certificate import Certificate
+from clipwise.norms.loss.certificate import Certificate, Kept
 from clipwise.norms.loss.graph import Edge, Reached, Row, Walk, reach, walk
-from clipwise.norms.loss.roots import run_unseen
+from clipwise.norms.loss.roots import Opened, run_unseen
 from clipwise.norms.loss.rowwise import mixing_layer
 from clipwise.norms.loss.rules.state import (
     ClassWeights,
@@ -30,10 +28,12 @@ from clipwise.norms.loss.rules.state import (
     Unknown,
     constant_of,
 )
+from clipwise.norms.loss.scale import CLOSE, matched
 from clipwise.types import ClipwiseError, LoopMisuse, Unsupported
 
 ROW_WISE = "row-wise"  # what a user may declare of a loss
-_CLOSE = 1e-9  # relative: numbers of Python's, multiplied and divided a few times; chosen far above their rounding
+_DECLARED = "declared by the user: row-wise"
+_ONLY_ONCE = ("use_reentrant", "donated_buffer")  # in torch's words for graphs that run backwards once
 _FOLLOWED = "what the loop computed from the records of its first batch, followed and found to keep rows apart"
 _NOT_FOLLOWED = "targets, masks, weights and inputs of each row, taken for data of that record alone"
 
@@ -46,23 +46,6 @@ _OF_GRAD = (
     "This was a call of torch.autograd.grad: gradients that are not trained on (adversarial examples, pictures) belong into a block of "
     "private.outside(); a gradient penalty would differentiate through clipping: instead of one, clamp the weights after optimizer.step()"
 )
-
-
-class _Opened:
-    """While a pass runs that may reach the taps of these batches."""
-
-    __slots__ = ("_batches",)
-
-    def __init__(self, batches: Collection[Any]):
-        self._batches = batches
-
-    def __enter__(self) -> None:
-        for batch in self._batches:
-            batch.passes += 1
-
-    def __exit__(self, *_: object) -> None:
-        for batch in self._batches:
-            batch.passes -= 1
 
 
 class _Distrust:
@@ -83,10 +66,10 @@ class _Distrust:
                 self._batch.witness.forget()
 
 
-def judged(roots: Sequence[Any], gradients: Sequence[Any], of_grad: bool) -> _Opened:
+def judged(roots: Sequence[Any], gradients: Sequence[Any], of_grad: bool) -> Opened:
     """Before a backward pass: raises where it must not run; else a context in which it is let into the batches that it may reach."""
     if len(roots) == 1 and _latest is not None and (proof := _latest()) and proof.is_known(roots[0], gradients[0]):
-        return _Opened((proof.batch,))
+        return Opened((proof.batch,))
     reached = reach(roots, gradients)
     batches = {id(m.batch): m.batch for m in reached.marks.values() if not m.batch.over}.values()
     for batch in batches:
@@ -96,7 +79,7 @@ def judged(roots: Sequence[Any], gradients: Sequence[Any], of_grad: bool) -> _Op
             if not of_grad:
                 raise
             raise type(error)(f"{error}. {_OF_GRAD}") from error
-    return _Opened(batches)
+    return Opened(batches)
 
 
 _latest: weakref.ref[LossProof] | None = None  # of the last to have certified a pass
@@ -113,7 +96,7 @@ class LossProof:
         self._generator = torch.Generator().manual_seed(0)  # of gradients that are sent and forgotten
         self._forms: dict[str, None] = {}  # in order
         self._witnessed = False
-        self._certificates: dict[tuple[bool, int | None], Certificate] = {}  # by form, and rows where these matter
+        self._certificates = Kept()
         self.batch: Any = None  # the open one
         self.dummy: Tensor | None = None
 
@@ -136,18 +119,13 @@ class LossProof:
     def _is_certified(self, batch: Any, root: Tensor, *, of_rows: bool) -> bool:
         if batch.witness is not None or batch.lengths or batch.rows == 1:
             return False
-        for rows in (None, batch.rows):
-            known = self._certificates.get((of_rows, rows))
-            if known is not None and known.holds(root, batch):
-                return True
-        return False
+        return self._certificates.hold(root, batch, of_rows=of_rows)
 
     def _certify(self, batch: Any, reached: Reached, walked: Walk | None, *, of_rows: bool) -> None:
         """Of a pass that was judged, and may run."""
         global _latest
         if walked is not None and not batch.lengths and Certificate.possible(reached, walked):
-            new = Certificate(reached, walked, batch.rows)
-            self._certificates[of_rows, new.rows] = new
+            self._certificates.keep(Certificate(reached, walked, batch.rows), of_rows=of_rows)
             _latest = weakref.ref(self)
 
     def judge(self, batch: Any, reached: Reached, roots: Sequence[Any]) -> None:
@@ -174,7 +152,7 @@ class LossProof:
             if not self._is_certified(batch, losses, of_rows=True):
                 self._judge_rows(batch, losses)
             self._forms["given row by row (private.backward), and verified to keep rows apart"] = None
-        with _Opened([batch]):
+        with Opened([batch]):
             run_unseen(
                 (losses,), (torch.ones_like(losses),), False, False, (), allow_unreachable=True, accumulate_grad=True
             )
@@ -227,10 +205,13 @@ class LossProof:
             if any(term.suspect for term in terms):
                 raise Shared("a tensor that all rows share scales them, and may have been counted from the batch")
             _refuse_lengths(batch, terms)
+            numbers = [n for term in terms for n in (*term.numbers, term.factor, term.scale)]
+            self._refuse_other_numbers(("rows", *reached.signature), (*numbers, *walked.numbers))
             return walked, False
-        except (Shared, Hooked, Length) as problem:
+        except (Shared, Hooked, Length, OtherNumbers) as problem:
             if self.declared != ROW_WISE:
                 raise self._refusal(problem) from None
+            self._forms[_DECLARED] = None
             return None, False
         except (NotRowWise, Unknown) as problem:
             # The gradients themselves decide, but for a length of the batch that they cannot show.
@@ -239,6 +220,10 @@ class LossProof:
                 raise self._refusal(
                     Length("what it does with outputs as long as the longest record cannot be told")
                 ) from None
+            if isinstance(problem, Unknown):
+                self._forms[f"{problem}: verified to send no gradient from row to row, taken to read no other row"] = (
+                    None
+                )
             return None, isinstance(problem, NotRowWise)
 
     def _hear_words(self, reached: Reached) -> None:
@@ -273,12 +258,12 @@ class LossProof:
                 )
             found = walk(reached, batch, batch.rows)
             _refuse_lengths(batch, found.total.terms)
-            numbers = self._match(found.total.terms, batch.rows)
-            self._refuse_other_numbers(reached.signature, numbers)
+            numbers = matched(found.total.terms, batch.rows, self.reduction)
+            self._refuse_other_numbers(reached.signature, (*numbers, *found.numbers))
         except (NotRowWise, Unknown) as problem:
             if self.declared != ROW_WISE:
                 raise self._refusal(problem) from None
-            self._forms["declared by the user: row-wise"] = None
+            self._forms[_DECLARED] = None
             return None, [Row(edge, reached.shape(edge), Rows(dim)) for edge, dim in _own(reached, batch)]
         self._forms[f"proved row-wise from the graph of each backward pass: a {self.reduction} over the rows"] = None
         return found, found.row_values
@@ -294,7 +279,15 @@ class LossProof:
     def _verify(self, batch: Any, signature: tuple[str, ...], values: list[Row]) -> None:
         if signature in self._verified or self.dummy is None or not values:
             return
-        name = mixing_layer(batch, values, self.dummy, self._generator)
+        try:
+            name = mixing_layer(batch, values, self.dummy, self._generator)
+        except RuntimeError as error:
+            if not any(word in str(error) for word in _ONLY_ONCE):
+                raise
+            raise LoopMisuse(
+                "the loss cannot be run backwards twice, which shows whether it keeps the records apart; nothing was changed. Use "
+                "use_reentrant=False in torch.utils.checkpoint, or set torch._functorch.config.donated_buffer = False before torch.compile"
+            ) from error
         if name is not None:
             raise LoopMisuse(
                 f"the gradient that arrives at layer {name!r} for one row depends on other rows: the loss, the model or a hook on a "
@@ -302,78 +295,17 @@ class LossProof:
             )
         self._verified.add(signature)
 
-    # -- the scale of the reduction ------------------------------------------------------------------------------------
-
-    def _match(self, terms: Sequence[Term], rows: int) -> tuple[float, ...]:
-        """The numbers that each row's loss holds, for a total that is reduced as was declared."""
-        numbers: list[float] = []
-        smoothed: defaultdict[int, list[Term]] = defaultdict(list)
-        for term in terms:
-            own = self._matched(term, rows)
-            if own is not None:
-                numbers += own
-            elif term.tag:
-                smoothed[id(term.tag[1])].append(term)
-            else:
-                raise self._wrong_scale(term, rows)
-        for group in smoothed.values():
-            numbers += self._label_smoothing(group, rows)
-        return tuple(numbers)
-
-    def _matched(self, term: Term, rows: int) -> tuple[float, ...] | None:
-        base = 1 / rows if self.reduction == "mean" else 1.0
-        other = 1.0 if self.reduction == "mean" else 1 / rows
-        divisors = _products(term.sizes)
-        folded = abs(term.factor * term.scale)
-        for factor, numbers in ((folded, term.numbers), (abs(term.factor), (*term.numbers, term.scale))):
-            if factor != folded and term.suspect:
-                continue
-            found = _divisor(factor, base, divisors)
-            if found is None or (found != 1 and _divisor(factor, other, divisors) is not None):
-                continue
-            return numbers if found == 1 else (*numbers, float(found))
-        return None
-
-    def _label_smoothing(self, group: list[Term], rows: int) -> tuple[float, ...]:
-        """(1 - s) * nll + s / classes * (sum over the classes), of the same log-probabilities, is reduced as one loss."""
-        kinds = {t.tag[0]: t for t in group}
-        if len(group) != 2 or set(kinds) != {"nll", "all"}:
-            raise self._wrong_scale(group[0], rows)
-        nll, rest = kinds["nll"], kinds["all"]
-        classes = nll.tag[2]
-        share = abs(rest.factor * rest.scale) * classes
-        together = nll._replace(factor=abs(nll.factor) + share)
-        own = self._matched(together, rows)
-        if own is None or nll.suspect or nll.sizes != rest.sizes:
-            raise self._wrong_scale(together, rows)
-        return (*own, share / together.factor)
-
-    def _wrong_scale(self, term: Term, rows: int) -> LoopMisuse | Unknown:
-        factor = abs(term.factor * term.scale)
-        other = "sum" if self.reduction == "mean" else "mean"
-        divisors = _products(term.sizes)
-        for known in {factor, factor if term.suspect else abs(term.factor)}:
-            if _divisor(known, 1 / rows if other == "mean" else 1.0, divisors) is not None:
-                return LoopMisuse(
-                    f"the loss is a {other} over the batch, but loss_reduction={self.reduction!r} was declared; nothing was changed. "
-                    f"Reduce the loss the way it was declared, attach with loss_reduction={other!r}, or give one loss a row to "
-                    "private.backward(losses)"
-                )
-        return Unknown(
-            f"a part of it is a multiple of the {self.reduction} over the batch that was declared, and whether that number depends on "
-            "the records cannot be told (a number that weighs row losses, before they are reduced, is fine)"
-        )
-
     def _refuse_other_numbers(self, signature: tuple[str, ...], numbers: tuple[float, ...]) -> None:
         known = self._numbers.setdefault(signature, numbers)
         if known is numbers:
             return
         if len(known) != len(numbers) or not all(
-            isclose(a, b, rel_tol=_CLOSE) for a, b in zip(known, numbers, strict=True)
+            isclose(a, b, rel_tol=CLOSE) for a, b in zip(known, numbers, strict=True)
         ):
-            raise Unknown(
+            raise OtherNumbers(
                 "a number in it, or a length that it divides by, is not that of earlier batches: if it hangs on the records (how "
-                "many, how long), one record changes all the others' shares. Divide by a public constant, or per record"
+                "many, how long), one record changes all the others' shares. Divide by a public constant, or per record; a weight that follows "
+                "a public schedule is for you to declare"
             )
 
     def _refusal(self, problem: Exception) -> LoopMisuse | Unsupported:
@@ -402,6 +334,10 @@ def _own(reached: Reached, batch: Any) -> list[tuple[Edge, int]]:
     ]
 
 
+class OtherNumbers(Unknown):
+    """A number in it is not that of earlier batches."""
+
+
 class Length(NotRowWise):
     """A row's loss hangs on how long the longest record is."""
 
@@ -415,16 +351,3 @@ def _refuse_lengths(batch: Any, terms: Sequence[Term]) -> None:
                     "a mean is taken over a dimension that is padded to the longest record of the batch, so that this record scales all the "
                     "others' losses; divide by each record's own length or by a public constant, or give attach(..., pad_to=LENGTH)"
                 )
-
-
-def _products(sizes: Sequence[int]) -> set[int]:
-    sizes = [size for size in sizes if size != 1]
-    if not sizes:
-        return {1}
-    return {prod(some) for n in range(len(sizes) + 1) for some in combinations(sizes, n)}
-
-
-def _divisor(factor: float, base: float, divisors: set[int]) -> int | None:
-    if isclose(factor, base, rel_tol=_CLOSE):  # 1, the smallest of them
-        return 1
-    return next((d for d in sorted(divisors) if isclose(factor * d, base, rel_tol=_CLOSE)), None)

@@ -56,6 +56,7 @@ class Attack:
     loader: Callable[[list], DataLoader] = plain_loader
     reduction: str = "mean"
     steps: int = 1
+    bound: float = BOUND  # larger than most gradients, where it is their scale that moves
     sound: bool = False  # a control: it must be accepted
     leaves: Callable[[nn.Module], Tensor] | None = None  # what the run leaves in the model beside released values
 
@@ -91,7 +92,7 @@ def try_attack(one: Attack) -> Outcome:
             (before, left), (after, now) = _released(one, False), _released(one, True)
     except ClipwiseError as refusal:
         return Outcome(one, not one.sound, f"refused: {type(refusal).__name__}")
-    moved = float((after - before).norm()) / BOUND
+    moved = float((after - before).norm()) / one.bound
     if one.leaves is not None and not torch.equal(left, now):
         return Outcome(one, False, "values of the records stay in the model")
     return Outcome(one, moved <= 1 + SLACK, f"s/C = {moved:.3g}")
@@ -108,7 +109,7 @@ def _released(one: Attack, extra: bool) -> tuple[Tensor, Tensor]:
         noise_multiplier=0.0,
         sample_rate=1.0,
         expected_batch_size=float(RECORDS),
-        threshold=BOUND,
+        threshold=one.bound,
         loss_reduction=one.reduction,
         seed=0,
         method="fixed",

@@ -75,3 +75,18 @@ class _Frozen(nn.Module):
 def _(private: Private, model: nn.Module, batch: Any) -> None:  # noqa: ARG001
     torch.manual_seed(1)
     F.cross_entropy(model(batch[0]), batch[1]).backward()
+
+
+@control("hooks on nodes of the graph that look on", steps=2)
+def _(private: Private, model: nn.Module, batch: Any) -> None:  # noqa: ARG001
+    loss = F.cross_entropy(model(batch[0]), batch[1])
+    loss.grad_fn.register_hook(lambda *_: None)  # type: ignore[union-attr]
+    loss.grad_fn.register_prehook(lambda _: None)  # type: ignore[union-attr]
+    loss.backward()
+
+
+@control("a teacher by functional_call, other weights", steps=2)
+def _(private: Private, model: nn.Module, batch: Any) -> None:  # noqa: ARG001
+    weights = {name: 2 * p.detach() for name, p in model.named_parameters()}
+    taught = torch.func.functional_call(model, weights, (batch[0],)).softmax(1).detach()
+    F.cross_entropy(model(batch[0]), taught).backward()

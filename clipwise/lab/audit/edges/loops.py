@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from clipwise.dropin import Private, attach
 from clipwise.lab.audit.edges.attack import CLASSES, WIDTH, attack, plain_loader, records
@@ -132,3 +134,81 @@ class _BatchNorm(nn.Module):
 def _(private: Private, model: nn.Module, batch: Any) -> None:  # noqa: ARG001
     model.train()
     _backward(model, batch)
+
+
+@attack(_EDGE, "a module before the model, trained by its own gradients", steps=2)
+def _(private: Private, model: Any, batch: Any) -> None:
+    if not private.step:
+        torch.manual_seed(1)
+        model.__dict__["before"] = nn.Linear(WIDTH, WIDTH)  # none of its modules
+    before = model.__dict__["before"]
+    _backward(model, (before(batch[0]), batch[1]))
+    with torch.no_grad():
+        for p in before.parameters():
+            p.sub_(10 * p.grad)
+
+
+@attack(_EDGE, "a module after the model, trained by its own gradients")
+def _(private: Private, model: nn.Module, batch: Any) -> None:  # noqa: ARG001
+    F.cross_entropy(nn.Linear(CLASSES, CLASSES)(model(batch[0])), batch[1]).backward()
+
+
+@attack(_EDGE, "autograd.grad of the loss, added to the weights")
+def _(private: Private, model: nn.Module, batch: Any) -> None:  # noqa: ARG001
+    loss = F.cross_entropy(model(batch[0]), batch[1])
+    found = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+    with torch.no_grad():
+        for p, g in zip(model.parameters(), found, strict=True):
+            p.sub_(0 if g is None else 10 * g)
+    _backward(model, batch)
+
+
+@attack(_EDGE, "torch.func.grad of the loss, added to the weights")
+def _(private: Private, model: nn.Module, batch: Any) -> None:  # noqa: ARG001
+    def loss(weights: dict[str, Tensor]) -> Tensor:
+        return F.cross_entropy(torch.func.functional_call(model, weights, (batch[0],)), batch[1])
+
+    found = torch.func.grad(loss)({name: p.detach() for name, p in model.named_parameters()})
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.sub_(10 * found[name])
+    _backward(model, batch)
+
+
+@attack(_EDGE, "backward(inputs=parameters)")
+def _(private: Private, model: nn.Module, batch: Any) -> None:  # noqa: ARG001
+    F.cross_entropy(model(batch[0]), batch[1]).backward(inputs=list(model.parameters()))
+
+
+@attack(_EDGE, "two losses, a backward() each")
+def _(private: Private, model: nn.Module, batch: Any) -> None:  # noqa: ARG001
+    out = model(batch[0])
+    F.cross_entropy(out, batch[1]).backward(retain_graph=True)
+    F.cross_entropy(-out, batch[1]).backward()
+
+
+@attack(_EDGE, "backward() in another thread, rows mixed")
+def _(private: Private, model: nn.Module, batch: Any) -> None:  # noqa: ARG001
+    out, raised = model(batch[0]), []
+
+    def run() -> None:
+        try:
+            F.cross_entropy(out + out.sum(0), batch[1]).backward()
+        except Exception as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    for error in raised:
+        raise error
+
+
+for _again in (True, False):
+
+    @attack(_EDGE, f"rows mixed under a checkpoint, use_reentrant={_again}")
+    def _(private: Private, model: nn.Module, batch: Any, again: bool = _again) -> None:
+        def losses(out: Tensor) -> Tensor:
+            return F.cross_entropy(out + out.sum(0), batch[1], reduction="none")
+
+        private.backward(checkpoint(losses, model(batch[0]), use_reentrant=again))

@@ -95,13 +95,27 @@ def _standardised(batch: list) -> tuple[Tensor, Tensor]:
 
 
 def _sorted(batch: list) -> tuple[Tensor, Tensor]:
-    return tuple(torch.stack(part) for part in zip(*sorted(batch, key=lambda r: float(r[0].sum())), strict=True))  # type: ignore[return-value]
+    return _stacked(sorted(batch, key=lambda r: float(r[0].sum())))
+
+
+def _dropping(batch: list) -> tuple[Tensor, Tensor]:
+    return _stacked([r for r in batch if float(r[0].abs().max()) < 4] or batch)
+
+
+def _doubling(batch: list) -> tuple[Tensor, Tensor]:
+    return _stacked([*batch, batch[-1], batch[-1]])
+
+
+def _stacked(batch: list) -> tuple[Tensor, Tensor]:
+    return tuple(torch.stack(part) for part in zip(*batch, strict=True))  # type: ignore[return-value]
 
 
 for _name, _collate in (
     ("mixup in collate", _mixup),
     ("standardising over the batch in collate", _standardised),
     ("sorting the batch in collate", _sorted),
+    ("leaving records out in collate", _dropping),
+    ("a record several times in collate", _doubling),
 ):
     attack(_EDGE, _name, model=linear, data=records, loader=_collating(_collate))(_loop)
 

@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 
 _MISSING = object()
+# What torch calls the numbers that its functions of a value keep (an exponent, a slope, where they bend).
+_NUMBERS = ["alpha", "beta", "delta", "eps", "exponent", "input_scale", "lambd", "lower", "margin", "max", "max_val", "min", "min_val", "negative_slope", "p", "scale", "self", "threshold", "upper", "value", "weight"]  # fmt: skip
+_kept_by: dict[str, tuple[str, ...]] = {}  # which of them nodes of a name have
 
 
 class NotRowWise(Exception):
@@ -132,6 +135,19 @@ class Op:
         value = float(self.saved(name, otherwise))
         self.uniform &= value == 1
         return value
+
+    def other_numbers(self) -> list[float]:
+        """Those that the node keeps and the rule did not ask for: each row's value hangs on them."""
+        names = _kept_by.get(self.full_name)
+        if names is None:
+            found = [f"_saved_{n}" for n in _NUMBERS if hasattr(self.node, f"_saved_{n}")]
+            names = _kept_by[self.full_name] = tuple(
+                [n for n in found if not isinstance(getattr(self.node, n), Tensor)]
+            )
+        new = [] if not names else [n for n in names if all(n != known for known, _ in self.reads)]
+        values = [(name, getattr(self.node, name)) for name in new]
+        self.reads += values
+        return [float(v) for _, v in values if isinstance(v, int | float)]
 
     def is_count(self, name: str, sizes: tuple[int, ...]) -> bool:
         """Whether a tensor that the node keeps holds the product of these sizes."""
