@@ -2,7 +2,7 @@
 launch. Run on the CPU, under the policy of other devices (clipwise/devices.py): the counts are those that a GPU would see, but for
 torch's own kernels there.
 
-The two reads of a step are proofs that the loss is row-wise, and are named below: the count may fall, and not rise.
+The two reads of a step are of the proof that the loss is row-wise, and are named below: the count may fall, and not rise.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from clipwise.clipping import METHODS
 READS = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "_unique2", "unique_consecutive"}
 # By file: what is read there, and how often a step at most.
 ENGINE = {
-    "norms/loss/rules/losses.py": 1,  # whether targets are left out of cross entropy's mean
+    "norms/loss/certificate.py": 1,  # whether targets are left out of cross entropy's mean
     "norms/loss/rules/state.py": 1,  # the gradient that backward() was given
 }
 EMBEDDING = {"norms/layers/embedding.py": 3}  # whether places have equal gradients, and which tokens come again
