@@ -37,7 +37,7 @@ class Policy:
     precision: tuple[tuple[str, str], ...]
 
 
-_MB = 2**20
+_MB = 2**20  # bytes
 _PRODUCTS = ("matmul", "conv", "rnn")
 _HOST = Policy(
     host=True,

@@ -2,7 +2,7 @@
 launch. Run on the CPU, under the policy of other devices (clipwise/devices.py): the counts are those that a GPU would see, but for
 torch's own kernels there.
 
-The two reads of a step are proofs that the loss is row-wise, and are named below: the count may fall, and not rise.
+The two reads of a step are of the proof that the loss is row-wise, and are named below: the count may fall, and not rise.
 """
 
 from __future__ import annotations

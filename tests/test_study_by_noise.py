@@ -78,6 +78,7 @@ def test_two_options_are_drawn_as_a_heat_map(tmp_path):
             "model": "linear",
             "epsilon": 3.0,
             "accuracy": trial.config.method_options["percentile"] * trial.config.lr,
+            "seed": 0,
             "clipwise": "0",
         }
         for trial in made.trials

@@ -224,9 +224,7 @@ def fit(
                 raise run.exhausted()
             keeper.after_step()
         _end(run, report, keeper, finish=finish)
-        average.finish()
-        if pilot is not None:
-            pilot.conclude()
+        _conclude(average, pilot)
         run.engine.remove()
         done = _finished(run, report, _release(run, train, compare, after, finish), (compare, rate_schedule))
         run.close(on_end(done) if on_end else None)
@@ -248,6 +246,13 @@ def _end(run: Run, report: Reporter, keeper: Keeper | NoKeeper, *, finish: bool)
         epoch = -(-step // run.plan.steps_per_epoch)
         report.epoch(epoch, step, epsilon=run.epsilon_or_none(), **run.public_values())
     run.note(f"the run was ended after {step} of {run.plan.steps} planned steps, at its user's wish")
+
+
+def _conclude(average: Any, pilot: Any) -> None:
+    """The averaged weights are the model's; a run that found its rate says what it was limited by."""
+    average.finish()
+    if pilot is not None:
+        pilot.conclude()
 
 
 def _parts(pilot: Part | None, more: Mapping[str, Part] | None) -> dict[str, Part]:

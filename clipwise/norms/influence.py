@@ -38,7 +38,6 @@ BASES: tuple[tuple[Row, tuple[Row, ...]], ...] = (
     (second, (second,)),
     (short, (short,)),
 )
-TOO_LARGE: tuple[tuple[Row, tuple[Row, ...]], ...] = ((first, (huge, broken)),)
 
 
 def grown(two: torch.Size, three: torch.Size) -> int | None:
@@ -98,9 +97,8 @@ def refuse_influence(runs: Runs, run: Run, make: Callable[..., Any], small: Any,
     """`make(*rows)` is a batch of these rows; `small` and `out` are the outputs for rows a, b and a, b, a."""
     aba = make(first, second, first)
     out = _repeated(run, aba, out)
-    together = None if runs.drawn else _differ_together(runs, run, make, small)
     mixed = False
-    for base, middles in TOO_LARGE if together is False else BASES:
+    for base, middles in BASES:
         with suppress(*_OF_VALUES):  # a model may not like all values
             start = out if base is first else run(make(base, first, base))
             others = _by_middles(run, make, base, middles, aba)
@@ -118,26 +116,8 @@ def refuse_influence(runs: Runs, run: Run, make: Callable[..., Any], small: Any,
             raise mixing("the output for one row changes with the values of another, by what is drawn at random")
     if _differ(out, small, small, [0, 1]):
         raise mixing("the output for one row changes with the number of rows")
-    if together:
-        raise mixing("the output for one row changes with the other rows")
     if any(runs.left_by):
         _refuse_carrying(runs, run, make)
-
-
-def _differ_together(runs: Runs, run: Run, make: Callable[..., Any], small: Any) -> bool | None:
-    """All the middles that are of usual size in one batch, beside rows that are known from others: for a model that draws
-    nothing, so that batches of any size can be compared. None where the model draws here, or does not like it."""
-    rows = (first, far, first, second, short, second, first, short, first)
-    try:
-        out, shorts = run(make(*rows)), run(make(short, short))
-    except _OF_VALUES:
-        return None
-    if runs.drawn:
-        return None
-    return any(
-        _differ(out, other, small, places, there)
-        for other, places, there in ((small, [0, 2, 6, 8], [0] * 4), (small, [3, 5], [1, 1]), (shorts, [4, 7], [0, 1]))
-    )
 
 
 def _by_middles(run: Run, make: Callable[..., Any], base: Row, middles: tuple[Row, ...], aba: Any) -> Iterator[Any]:
@@ -238,8 +218,8 @@ def _outputs_alike(out: Any, other: Any) -> bool:
     return all(x is None or y is None or (x.shape == y.shape and _close(x, y)) for x, y in pairs)
 
 
-def _differ(out: Any, other: Any, small: Any, rows: list[int], there: list[int] | None = None) -> bool:
-    """In these rows (`there`: of the other output); `small` is the output for two. Values show what is mixed where no gradient is watched: before the first
+def _differ(out: Any, other: Any, small: Any, rows: list[int]) -> bool:
+    """In these rows; `small` is the output for two. Values show what is mixed where no gradient is watched: before the first
     layer, behind a detach, inside a unit that runs generically."""
     for x, y, two in zip(_floats(out), _floats(other), _floats(small), strict=True):
         if x is None or y is None or two is None:
@@ -247,8 +227,8 @@ def _differ(out: Any, other: Any, small: Any, rows: list[int], there: list[int] 
         dim = _rows_of(two.shape, x.shape)
         if dim is None:
             continue
-        at, there_at = (torch.tensor(each, device=x.device) for each in (rows, there or rows))
-        x, y = x.index_select(dim, at), y.index_select(dim, there_at)
+        index = torch.tensor(rows, device=x.device)
+        x, y = x.index_select(dim, index), y.index_select(dim, index)
         if x.shape != y.shape or not _close(x, y):
             return True
     return False

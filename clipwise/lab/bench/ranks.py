@@ -34,10 +34,10 @@ from clipwise.lab.bench.report import Section, document
 from clipwise.lab.processes import side_by_side
 from clipwise.types import ClipwiseError
 
-WORLDS = (1, 2)
+WORLDS = (1, 2)  # processes: as many as the cores of the machine that this was written on
 ROWS = 256  # of the logical batch, whatever the number of processes
-WIDTH = 1024
-STARTS, ROUNDS, WARM_UP = 3, 15, 4
+WIDTH = 1024  # units of a hidden layer: weights of some megabytes, so that sending them takes time
+STARTS, ROUNDS, WARM_UP = 3, 15, 4  # groups of processes; steps of each; of these not counted: about two minutes in all
 
 _HOW = f"""\
 A perceptron 784-{WIDTH}-{WIDTH}-10 (1.9 million numbers), a logical batch of {ROWS} records, SGD, `method="fixed"`, noise from AES, ledger in

@@ -22,7 +22,7 @@ from clipwise.sampling import FixedSizeSampler, PoissonSampler
 
 RECORDS = tuple(10**p for p in range(5, 11))
 PARAMETERS = tuple(10**p for p in range(6, 11))
-BATCH, EPOCHS, NOISE_MULTIPLIER = 4096, 10, 1.0
+BATCH, EPOCHS, NOISE_MULTIPLIER = 4096, 10, 1.0  # records, passes, std / bound: a large run as people have them
 # Of one core and a few seconds each; fixed-size sampling and noise need 8 and 4 bytes of memory a number.
 MOST_POISSON, MOST_FIXED, MOST_NOISE = 10**9, 10**7, 10**8
 

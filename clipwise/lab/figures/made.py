@@ -17,10 +17,10 @@ from clipwise.clipping.histogram import HistogramState
 from clipwise.lab.report.figures import Figure, Point, Series
 from clipwise.types import Released
 
-RECORDS, MEAN, DEVIATION = 256, 100.0, 20.0
-BINS, NOISES = (10, 20, 40), (1.0, 5.0, 10.0)
+RECORDS, MEAN, DEVIATION = 256, 100.0, 20.0  # of the made norms, as in the paper's Figures 2 and 3
+BINS, NOISES = (10, 20, 40), (1.0, 5.0, 10.0)  # b, and sigma_H in records: around the defaults
 PERCENTILES = tuple(k / 10 for k in range(1, 10))
-PERCENTILE_RANGE, ERROR_RANGE = 150.0, 120.0
+PERCENTILE_RANGE, ERROR_RANGE = 150.0, 120.0  # of norms: where the histograms end
 PARAMETERS = 100_000  # d of Figure 3
 _CONTEXT = Context(float(RECORDS), 1.0, PARAMETERS, 1, 1.0)
 

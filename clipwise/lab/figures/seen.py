@@ -25,7 +25,7 @@ from clipwise.models import build_model
 
 STEPS = (100, 250, 500, 750, 950)  # of OSO-DPSGD's figure
 THRESHOLDS = tuple(10.0 ** (k / 4) for k in range(-12, 9))  # 0.001 to 100
-BATCH, DRAWS, EPSILON = 256, 20, 8.0
+BATCH, DRAWS, EPSILON = 256, 20, 8.0  # records; draws of the noise in a mean; as DC-SGD states for its figure
 
 
 def seen_figures(data: str = "mnist", steps: Sequence[int] = STEPS) -> list[Figure]:
