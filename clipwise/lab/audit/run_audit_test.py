@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from clipwise import step
-from clipwise.automatic import measure, race
+from clipwise.automatic import inputs, measure, race, rule
 from clipwise.automatic.pilot import Pilot
 from clipwise.lab.audit import audit_run
 from clipwise.run import Run
@@ -46,7 +46,7 @@ def test_a_median_of_raw_numbers(monkeypatch, which):
     assert "post-processing" in caught(("1000 u", "1e-30 u"))
 
 
-@pytest.mark.parametrize("which", ["histogram", "scores"])
+@pytest.mark.parametrize("which", ["histogram of sizes", "histogram", "scores"])
 def test_a_measurement_that_is_not_charged(monkeypatch, which):
     plain_release = Run.release
 
@@ -72,6 +72,27 @@ def test_a_measurement_that_is_charged_after_its_noise(monkeypatch):
 
     monkeypatch.setattr(Run, "release", release)
     assert "charged first" in caught()
+
+
+def test_a_scale_from_raw_sizes(monkeypatch):
+    """The largest input sets it, and not the released counts."""
+    largest = [0.0]
+    plain = inputs._rms
+
+    def rms(numbers):
+        found = plain(numbers)
+        largest.append(float(found.nan_to_num(0.0, 0.0).max()))
+        return found
+
+    monkeypatch.setattr(inputs, "_rms", rms)
+    monkeypatch.setattr(rule, "input_scale", lambda *_: 2.0 ** -round(math.log2(max(largest))))
+    assert "post-processing" in caught()
+
+
+def test_two_entries_a_record_in_the_histogram_of_sizes(monkeypatch):
+    plain = inputs._histogram
+    monkeypatch.setattr(inputs, "_histogram", lambda calls, rows: 2 * plain(calls, rows))
+    assert "covered" in caught()
 
 
 def test_scores_from_raw_losses(monkeypatch):
