@@ -31,7 +31,7 @@ from clipwise.norms.kernel import HALF, PER_EXAMPLE, Call, Direct, Kernel, widen
 from clipwise.norms.layers import registry as layers
 from clipwise.norms.loss import LossProof, Witness, judged, mark, unwatch, watch
 from clipwise.norms.precision import exact_products
-from clipwise.norms.probe import Probe, probe
+from clipwise.norms.probe import Bare, Probe, probe
 from clipwise.norms.ragged import bags_of, has_packed, leaves_of
 from clipwise.norms.recording import Pass, Receive, SpreadNode, Tap, TapNode, can_hook, hook_on
 from clipwise.norms.refuse import refuse_mixing_layers, refuse_trained_inputs, refuse_transforms
@@ -101,7 +101,7 @@ class Bookkeeping:
         self._square: list[int] = []  # arguments that are as long as the batch in both of their first dimensions
         self._unwatch: Callable[[], Any] | None = None
         self._pass: Pass | None = None
-        self._probing: Probe | None = None
+        self._probing: Probe | Bare | None = None
         self._probed: set[Hashable] = set()  # layouts of inputs that the units have been settled for
         self._probed_modes: set[tuple[Any, ...]] = set()  # of the members
         self._probed_as: Any = None  # the signature of the last call that was probed
@@ -324,6 +324,8 @@ class Bookkeeping:
 
     def _note_outputs(self, out: Any, args: Args, kwargs: Kwargs) -> None:
         """Where the rows are in each output: the dimension that grew from two rows to three when the model was looked at."""
+        if isinstance(self._probing, Bare):
+            return
         leaves = _tensors(out)
         if self._probing is not None:
             n, given = self._probing.rows, leaves_of((args, kwargs))[0]
@@ -589,7 +591,7 @@ class Bookkeeping:
         if current is None:
             raise RuntimeError("the probe needs an open batch")
 
-        def attempt(units: list[Unit], look: Probe, *given: Any, **named: Any) -> Any:
+        def attempt(units: list[Unit], look: Probe | Bare, *given: Any, **named: Any) -> Any:
             self._probing, self._pass = look, None
             if units is not self._units:
                 self._restore_forwards()

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, MutableSequence, MutableSet
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import is_
 from types import ModuleType
 from typing import Any
 
@@ -56,9 +57,14 @@ class State:
         self._left_to_copy = _MOST_COPIED
         self._containers: list[tuple[Any, Any]] = []
         self._values: dict[str, tuple[Any, Any, bool]] = {}  # path -> (the object, a copy of its value, kept)
+        self._mutable: list[tuple[str, Any, Any, bool]] = []  # of them those that may have other values in place
+        # Whether values may change though every container holds the same objects: a module that makes them when it is asked.
+        self._made_anew = any(type(m).get_extra_state is not nn.Module.get_extra_state for m in model.modules())
         self._moved: set[str] | None = None  # by `moved`, since when nothing has run; None: anything may have
         for path, leaf in _walk(model, containers=self._containers):
             self._values[path] = (leaf.value, self._copy(leaf.value), leaf.kept)
+            if isinstance(leaf.value, Tensor | np.ndarray):
+                self._mutable.append((path, *self._values[path]))
 
     def _copy(self, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -103,6 +109,10 @@ class State:
 
     def moved(self) -> dict[str, Leaf]:
         """By name, what is not as it was, with a copy of its value now. Generators move as they like."""
+        if not self._made_anew and all([_holds(container, content) for container, content in self._containers]):
+            same = {path: _now(value, kept) for path, value, was, kept in self._mutable if not _unchanged(value, was)}
+            self._moved = set(same)
+            return same
         found: dict[str, Leaf] = {}
         met = set()
         for path, leaf in _walk(self._model):
@@ -113,11 +123,16 @@ class State:
                 continue
             before = self._values.get(path)
             if before is None or not _unchanged(leaf.value, before[1]):
-                value = leaf.value.detach().clone() if isinstance(leaf.value, Tensor) else leaf.value
-                found[path] = Leaf(value.copy() if isinstance(value, np.ndarray) else value, leaf.kept)
+                found[path] = _now(leaf.value, leaf.kept)
         gone = self._values.keys() - met
         self._moved = found.keys() | gone
         return found
+
+
+def _now(value: Any, kept: bool) -> Leaf:
+    """With a copy of the value as it is."""
+    value = value.detach().clone() if isinstance(value, Tensor) else value
+    return Leaf(value.copy() if isinstance(value, np.ndarray) else value, kept)
 
 
 class _Checksum:
@@ -227,7 +242,7 @@ def _inside(value: Any) -> tuple[Any, _Children] | None:
         children += [(k, m, False) for k, m in value._modules.items()]
         # Last, because the last comes first: an attribute that is one of these as well goes by its name here.
         children += [(k, p, True) for held in (value._parameters, value._buffers) for k, p in held.items()]
-        return (own, dict(value._parameters), dict(value._buffers)), children
+        return (own, dict(value._parameters), dict(value._buffers), dict(value._modules)), children
     if isinstance(value, dict):
         return dict(value), [(f"[{k!r}]", v, False) for k, v in value.items()]
     if isinstance(value, list | deque):
@@ -245,14 +260,36 @@ def _inside(value: Any) -> tuple[Any, _Children] | None:
     return dict(attributes), [(k, v, False) for k, v in attributes.items()]
 
 
+def _held_by(module: nn.Module) -> tuple[dict[str, Any], ...]:
+    return module._parameters, module._buffers, module._modules
+
+
+def _holds(container: Any, content: Any) -> bool:
+    """Whether a container holds the very objects that it held."""
+    if isinstance(container, nn.Module):
+        own, *held = content
+        others = container.__dict__.keys() - own.keys() if own.keys() <= container.__dict__.keys() else {""}
+        return (
+            others <= _TORCHS_OWN
+            and all([container.__dict__[k] is v for k, v in own.items()])
+            and all(map(_holds, _held_by(container), held))
+        )
+    if isinstance(container, MutableSequence):
+        return len(container) == len(content) and all(map(is_, container, content))
+    if isinstance(container, MutableSet):
+        return bool(container == content)
+    now = container if isinstance(container, dict) else container.__dict__
+    return now.keys() == content.keys() and all(map(is_, now.values(), map(content.get, now)))
+
+
 def _refill(container: Any, content: Any) -> None:
     if isinstance(container, nn.Module):
-        own, parameters, buffers = content
+        own, *held = content
         for k in [k for k in container.__dict__ if k not in own and k not in _TORCHS_OWN]:
             del container.__dict__[k]
         container.__dict__.update(own)
-        for held, was in ((container._parameters, parameters), (container._buffers, buffers)):
-            _refill(held, was)
+        for now, was in zip(_held_by(container), held, strict=True):
+            _refill(now, was)
     elif isinstance(container, MutableSequence):  # a list, a deque
         if len(container) != len(content) or any(a is not b for a, b in zip(container, content, strict=True)):
             container.clear()

@@ -91,17 +91,24 @@ def _only(row: Row, gradient: Tensor, live: Tensor) -> Tensor:
 def _lengths(rows: Tensor) -> Tensor:
     """Squared, of each row."""
     lengths: Tensor = torch.linalg.vector_norm(rows, dim=1).double().square()
-    if bool((lengths.isfinite() & (lengths > 0)).all()):
-        return lengths
-    return rows.double().square().sum(1)  # of numbers whose squares float32 cannot hold
+    doubtful = ~(lengths.isfinite() & ((lengths > 0) | _are_zero(rows)))
+    if bool(doubtful.any()):  # numbers whose squares float32 cannot hold
+        lengths[doubtful] = rows[doubtful].double().square().sum(1)
+    return lengths
 
 
 def _any(rows: Tensor, others: Tensor) -> bool:
     """Whether a number of these rows is not zero; NaN and infinity say nothing."""
-    largest = torch.linalg.vector_norm(rows, torch.inf, dim=1)[others]
-    if bool(largest.isfinite().all()):
-        return bool(largest.any())
-    return bool(rows[others].nan_to_num(0.0, 0.0, 0.0).any())
+    rest = others & ~_are_zero(rows)
+    return bool(rest.any()) and bool(rows[rest].nan_to_num(0.0, 0.0, 0.0).any())
+
+
+def _are_zero(rows: Tensor) -> Tensor:
+    """Which rows are zero in all places: their largest and their smallest number are, which takes a tenth of what their largest
+    absolute one does."""
+    if not rows.shape[1]:
+        return torch.ones(len(rows), dtype=torch.bool, device=rows.device)
+    return (rows.amax(1) == 0) & (rows.amin(1) == 0)
 
 
 def _differ(before: Tensor, after: Tensor, dtype: torch.dtype) -> bool:
