@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, MutableSequence, MutableSet
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from operator import is_
 from types import ModuleType
 from typing import Any
@@ -49,6 +50,24 @@ class Leaf:
         return isinstance(self.value, int | float | complex | np.number)
 
 
+class Held:
+    """What dictionaries hold, at one moment."""
+
+    def __init__(self, held: list[dict[Any, Any]]):
+        self._empty = [d for d in held if not d]
+        self._full = [d for d in held if d]
+        self._objects = list(self._values())
+
+    def _values(self) -> Iterator[Any]:
+        return chain.from_iterable(map(dict.values, self._full))
+
+    def unchanged(self) -> bool:
+        """Whether they hold the same objects, in the same order."""
+        if any(self._empty) or sum(map(len, self._full)) != len(self._objects):
+            return False
+        return all(map(is_, self._values(), self._objects))
+
+
 class State:
     """Everything that a model holds, at one moment."""
 
@@ -60,11 +79,14 @@ class State:
         self._mutable: list[tuple[str, Any, Any, bool]] = []  # of them those that may have other values in place
         # Whether values may change though every container holds the same objects: a module that makes them when it is asked.
         self._made_anew = any(type(m).get_extra_state is not nn.Module.get_extra_state for m in model.modules())
+        self._filled: Held | None = None  # the containers, when they were last filled
+        self._refills = True  # whether something else may be in them
         self._moved: set[str] | None = None  # by `moved`, since when nothing has run; None: anything may have
         for path, leaf in _walk(model, containers=self._containers):
             self._values[path] = (leaf.value, self._copy(leaf.value), leaf.kept)
             if isinstance(leaf.value, Tensor | np.ndarray):
                 self._mutable.append((path, *self._values[path]))
+        self._lists = [each for each in self._containers if isinstance(each[0], MutableSequence | MutableSet)]
 
     def _copy(self, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -80,8 +102,10 @@ class State:
 
     def restore(self) -> None:
         """All as it was: the same objects in the same places, with the values that they had."""
-        for container, content in self._containers:
-            _refill(container, content)
+        if self._refills:
+            for container, content in self._containers:
+                _refill(container, content)
+            self._filled = Held(self._dictionaries())
         for path, (value, was, _) in self._values.items():
             if self._moved is not None and path not in self._moved:
                 continue
@@ -95,7 +119,7 @@ class State:
                 _put_back(value, was)
             elif isinstance(value, np.ndarray):
                 np.copyto(value, was)
-        self._moved = None
+        self._moved, self._refills = None, True
         self.restore_generators()
 
     @property
@@ -109,9 +133,9 @@ class State:
 
     def moved(self) -> dict[str, Leaf]:
         """By name, what is not as it was, with a copy of its value now. Generators move as they like."""
-        if not self._made_anew and all([_holds(container, content) for container, content in self._containers]):
+        if self._as_filled():
             same = {path: _now(value, kept) for path, value, was, kept in self._mutable if not _unchanged(value, was)}
-            self._moved = set(same)
+            self._moved, self._refills = set(same), False
             return same
         found: dict[str, Leaf] = {}
         met = set()
@@ -125,8 +149,24 @@ class State:
             if before is None or not _unchanged(leaf.value, before[1]):
                 found[path] = _now(leaf.value, leaf.kept)
         gone = self._values.keys() - met
-        self._moved = found.keys() | gone
+        self._moved, self._refills = found.keys() | gone, True
         return found
+
+    def _dictionaries(self) -> list[dict[Any, Any]]:
+        plain = [each[0] for each in self._containers if not isinstance(each[0], MutableSequence | MutableSet)]
+        modules = [held for c in plain if isinstance(c, nn.Module) for held in _held_by(c)]
+        return [*(c if isinstance(c, dict) else c.__dict__ for c in plain), *modules]
+
+    def _as_filled(self) -> bool:
+        """Whether all containers hold the very objects that they were filled with."""
+        if self._made_anew or self._filled is None or not self._filled.unchanged():
+            return False
+        for c, was in self._lists:
+            if isinstance(c, MutableSequence) and not (len(c) == len(was) and all(map(is_, c, was))):
+                return False
+            if isinstance(c, MutableSet) and c != was:
+                return False
+        return True
 
 
 def _now(value: Any, kept: bool) -> Leaf:
@@ -262,24 +302,6 @@ def _inside(value: Any) -> tuple[Any, _Children] | None:
 
 def _held_by(module: nn.Module) -> tuple[dict[str, Any], ...]:
     return module._parameters, module._buffers, module._modules
-
-
-def _holds(container: Any, content: Any) -> bool:
-    """Whether a container holds the very objects that it held."""
-    if isinstance(container, nn.Module):
-        own, *held = content
-        others = container.__dict__.keys() - own.keys() if own.keys() <= container.__dict__.keys() else {""}
-        return (
-            others <= _TORCHS_OWN
-            and all([container.__dict__[k] is v for k, v in own.items()])
-            and all(map(_holds, _held_by(container), held))
-        )
-    if isinstance(container, MutableSequence):
-        return len(container) == len(content) and all(map(is_, container, content))
-    if isinstance(container, MutableSet):
-        return bool(container == content)
-    now = container if isinstance(container, dict) else container.__dict__
-    return now.keys() == content.keys() and all(map(is_, now.values(), map(content.get, now)))
 
 
 def _refill(container: Any, content: Any) -> None:
