@@ -30,7 +30,6 @@ from clipwise.norms.influence import grown
 from clipwise.norms.kernel import HALF, PER_EXAMPLE, Call, Direct, Kernel, widened_for
 from clipwise.norms.layers import registry as layers
 from clipwise.norms.loss import LossProof, Witness, judged, mark, unwatch, watch
-from clipwise.norms.precision import exact_products
 from clipwise.norms.probe import Bare, Probe, probe
 from clipwise.norms.ragged import bags_of, has_packed, leaves_of
 from clipwise.norms.recording import Pass, Receive, SpreadNode, Tap, TapNode, can_hook, hook_on
@@ -98,6 +97,7 @@ class Bookkeeping:
         self._output_shapes: dict[
             int, list[torch.Size]
         ] = {}  # of the model, by the rows of the batches that it was looked at with
+        self._output_dims: list[tuple[int, int | None]] = []
         self._square: list[int] = []  # arguments that are as long as the batch in both of their first dimensions
         self._unwatch: Callable[[], Any] | None = None
         self._pass: Pass | None = None
@@ -176,6 +176,8 @@ class Bookkeeping:
     def begin_epoch(self) -> None:
         """Buffers and frozen parameters may have been changed since the last epoch; from here on they may not."""
         self._watch.begin()
+        if not self._members.unchanged():
+            self._note_change()
 
     def end_epoch(self) -> None:
         self._watch.end()
@@ -187,8 +189,6 @@ class Bookkeeping:
         padded to its longest record. What the loop does with the `records` of the first one is followed (loss/witness.py)."""
         self._watch.begin_once()
         self._over()
-        if not self._members.unchanged():
-            self._note_change()
         self._pass = self.loss.batch = Pass(rows, self.loss, lengths)
         self._padding = padding
         self._calls += 1
@@ -336,11 +336,18 @@ class Bookkeeping:
             mark(x, self._pass, dim)
 
     def _with_rows(self, leaves: list[Tensor]) -> list[tuple[Tensor, int | None]]:
-        two, three = (self._output_shapes.get(n, []) for n in (2, 3))
-        if not len(two) == len(three) == len(leaves):
+        known = self._output_dims
+        if len(known) != len(leaves):
             return [(x, None) for x in leaves]
-        dims = [grown(a, b) if x.dim() == len(a) else None for x, a, b in zip(leaves, two, three, strict=True)]
-        return [(x, None if dim is None or dim < 0 else dim) for x, dim in zip(leaves, dims, strict=True)]
+        return [(x, dim if x.dim() == dims else None) for x, (dims, dim) in zip(leaves, known, strict=True)]
+
+    def _dims_of_outputs(self) -> list[tuple[int, int | None]]:
+        """Of each output of the model: how many dimensions it has, and which of them grew with the rows."""
+        two, three = (self._output_shapes.get(n, []) for n in (2, 3))
+        if len(two) != len(three):
+            return []
+        grew = [grown(a, b) for a, b in zip(two, three, strict=True)]
+        return [(len(a), None if dim is None or dim < 0 else dim) for a, dim in zip(two, grew, strict=True)]
 
     def _outputs_with_rows(self, out: Any) -> list[tuple[Tensor, int]]:
         leaves = _tensors(out)
@@ -506,7 +513,7 @@ class Bookkeeping:
         # What is measured and summed must not be rounded to half precision again, or the bound would not hold.
         p = next(iter(call.params.values()))
         b, saved = widened_for(p, b), tuple([widened_for(p, s) for s in saved])
-        with exact_products(b.device):
+        with current.exact_products(b.device):
             if shared:
                 current.add_shared(call, call.kernel.direct(call, saved, b))
             else:
@@ -627,6 +634,7 @@ class Bookkeeping:
             self._probed.add(self._layout(args, kwargs))
             self._probed_as = signature(args, kwargs)
             self._probed_modes.add(self._members.modes())
+            self._output_dims = self._dims_of_outputs()
         finally:
             self._restore_forwards()
             self._replace_forwards()

@@ -23,6 +23,9 @@ class Batch:
         self.lengths = ()
         proof.batch = self
 
+    def begin(self):
+        self.looked_at = None
+
 
 # Sound or not, at some numbers of rows or at all: (rows, T) to a loss.
 LOSSES = {

@@ -111,7 +111,7 @@ class LossProof:
             return False
         if not self._is_certified(batch, root, of_rows=False) or constant_of(gradient) != 1:
             return False
-        batch.looked_at = None
+        batch.begin()
         with _Distrust(batch):
             self._set_scale(batch, float(batch.rows) if self.reduction == "mean" else 1.0)
         return True
@@ -130,7 +130,7 @@ class LossProof:
 
     def judge(self, batch: Any, reached: Reached, roots: Sequence[Any]) -> None:
         """Raises unless the pass from these roots may reach the taps of `batch`."""
-        batch.looked_at = None
+        batch.begin()
         with _Distrust(batch):
             if batch.rows == 1:  # the loss is this record's own, whatever it is
                 self._set_scale(batch, 1.0)
@@ -145,7 +145,7 @@ class LossProof:
 
     def backward(self, batch: Any, losses: Tensor) -> None:
         """From one loss a row: the sum of them, after a check that they are."""
-        batch.looked_at = None
+        batch.begin()
         with _Distrust(batch):
             self._refuse_shape(batch, losses)
             self._set_scale(batch, 1.0)
