@@ -29,7 +29,7 @@ from clipwise.norms.choice import Chooser
 from clipwise.norms.influence import grown
 from clipwise.norms.kernel import HALF, PER_EXAMPLE, Call, Direct, Kernel, widened_for
 from clipwise.norms.layers import registry as layers
-from clipwise.norms.loss import LossProof, Witness, judged, mark, unwatch, watch
+from clipwise.norms.loss import LossProof, Witness, judged, mark, mixed_at, unwatch, watch
 from clipwise.norms.probe import Bare, Probe, probe
 from clipwise.norms.ragged import bags_of, has_packed, leaves_of
 from clipwise.norms.recording import Pass, Receive, SpreadNode, Tap, TapNode, can_hook, hook_on
@@ -237,6 +237,8 @@ class Bookkeeping:
         self._held_back.take()
         self._over()
         self._watch.check(same_members=self._refuse_changed_model())
+        for keep in done.when_done:
+            keep()
         # Taken, not copied: the user's loss keeps the graph alive, and the graph its taps, and they this pass.
         parts, done.parts = done.parts, []
         for p, total in done.shared.values():
@@ -503,6 +505,9 @@ class Bookkeeping:
             return
         shared = current.is_shared(call)
         self._refuse_gradient(tap, b, shared)
+        if current.foreseen is not None and not current.foreseen.keeps(id(tap), b.movedim(dim, 0)):
+            current.received = False
+            raise mixed_at(tap.name)
         if not current.received:
             self._held_back.put()
         tap.used = current.received = True

@@ -111,6 +111,10 @@ class Pass:
         self.passes = 0  # judged backward passes that run now: without one the taps take nothing
         self.scale: float | None = None  # that undoes the reduction of the rows
         self.trial: Trial | None = None  # while gradients are only compared
+        self.foreseen: Trial | None = None  # what the pass that runs now must bring to the taps
+        self.when_done: list[
+            Callable[[], None]
+        ] = []  # what was learned of a pass, to be kept when the batch has come to its step
         self.looked_at: set[int] | None = None  # taps that a trial has met, by id, in a pass that had one
         self._exact_on: set[torch.device] = (
             set()
@@ -126,7 +130,7 @@ class Pass:
 
     def begin(self) -> None:
         """A backward pass that was not looked at so far."""
-        self.looked_at = None
+        self.looked_at = self.foreseen = None
         self._exact_on.clear()
 
     def exact_products(self, device: torch.device) -> AbstractContextManager[None]:

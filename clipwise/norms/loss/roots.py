@@ -48,9 +48,11 @@ class Opened:
             batch.passes += 1
             _open.append(batch)
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for batch in self._batches:
             batch.passes -= 1
+            if kind is not None:
+                batch.when_done.clear()
             _open.remove(batch)
 
 
