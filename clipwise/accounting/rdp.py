@@ -48,7 +48,8 @@ _NEGLIGIBLE = 30.0  # in logs: terms so far below the total end a series
 @functools.cache
 def _log_binomial() -> np.ndarray:
     found: np.ndarray = special.binom(_OTHERS[:, None], np.arange(float(_MOST_TERMS)))
-    return np.log(np.abs(found))
+    logs: np.ndarray = np.log(np.abs(found))
+    return logs
 
 
 class _Terms(NamedTuple):
