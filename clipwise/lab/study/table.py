@@ -25,7 +25,7 @@ BY_NOISE = (
 
 @dataclass(frozen=True)
 class Cell:
-    """Accuracy in per cent of one variant at one epsilon on one data set and model."""
+    """Accuracy in per cent (100 R², where numbers are learned) of one variant at one epsilon on one data set and model."""
 
     data: str
     model: str
@@ -55,7 +55,7 @@ def summarise(about: About, lines: Iterable[Mapping[str, Any]]) -> list[Cell]:
     order = {variant: place for place, variant in enumerate(about.published)}
     groups: dict[tuple[str, str, str, float | None], list[Mapping[str, Any]]] = {}
     for line in lines:
-        if line.get("accuracy") is not None:
+        if score(line) is not None:
             key = (line["data"], line["model"], line["variant"], stated(line))
             groups.setdefault(key, []).append(line)
     cells = []
@@ -68,7 +68,7 @@ def summarise(about: About, lines: Iterable[Mapping[str, Any]]) -> list[Cell]:
                 model,
                 variant,
                 at,
-                tuple(100 * run["accuracy"] for run in runs),
+                tuple(100 * found for run in runs if (found := score(run)) is not None),
                 None if None in spent else max(spent),
                 known,
                 max((run["claimed_epsilon"] for run in runs if "claimed_epsilon" in run), default=None),
@@ -76,6 +76,13 @@ def summarise(about: About, lines: Iterable[Mapping[str, Any]]) -> list[Cell]:
             )
         )
     return sorted(cells, key=lambda c: (c.data, c.model, order.get(c.variant, 0), _rank(c.at)))
+
+
+def score(line: Mapping[str, Any]) -> float | None:
+    """Accuracy; R² on the test part of a run that learned numbers; None where there is neither."""
+    accuracy = line.get("accuracy")
+    found: float | None = (line.get("errors") or {}).get("r2") if accuracy is None else accuracy
+    return found
 
 
 def stated(line: Mapping[str, Any]) -> float | None:
@@ -106,11 +113,11 @@ def to_markdown(about: About, lines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _errors(about: About, lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Runs that have a squared error on the test part, and no accuracy."""
+    """Runs that have a squared error on the test part, and neither accuracy nor R²."""
     rows = [
         f"| {line['data']}, {line['model']} | {line['variant']} | {heading(stated(line), about.keyed)} | {line['test_loss']:.4f} |"
         for line in lines
-        if line.get("accuracy") is None and line.get("test_loss") is not None
+        if score(line) is None and line.get("test_loss") is not None
     ]
     heads = ["| data, model | method | epsilon | squared error |", "| --- | --- | --- | ---: |"]
     return ["## Squared error on the test part", "", *heads, *rows, ""] if rows else []
@@ -119,6 +126,8 @@ def _errors(about: About, lines: Sequence[Mapping[str, Any]]) -> list[str]:
 def legend(about: About, lines: Sequence[Mapping[str, Any]]) -> str:
     """What the figures are."""
     figures = BY_NOISE if about.keyed == "noise" else LEGEND
+    if any(line.get("accuracy") is None and score(line) is not None for line in lines):
+        figures += " Where numbers are learned: 100 R² on the test part, in the place of accuracy."
     return f"{figures} {PAID}" if any("tuning" in line for line in lines) else figures
 
 
