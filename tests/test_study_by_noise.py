@@ -117,7 +117,7 @@ def test_what_is_keyed_by_both_is_refused(tmp_path):
 
 
 def test_a_page_says_what_its_methods_did_otherwise(tmp_path):
-    about = make_study(ablation() | {"variant": [{"name": "e", "method": "dc-sgd-e"}]}, tmp_path / "two.toml").about("")
+    about = make_study(BY_NOISE, tmp_path / "noise.toml").about("")
     line = {"method": "dc-sgd-e", "clipwise": "0.1.0"}
     assert any("**Of before**: `dc-sgd-e`" in fact for fact in facts(about, [line]))
     for other in ({"clipwise": "0.2.0"}, {"method": "fixed"}):
