@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 from clipwise import guards, modes, plans
 from clipwise.automatic import rule
 from clipwise.automatic.choice import Choice
-from clipwise.automatic.inputs import Scaled, first_layer, found_scale
+from clipwise.automatic.inputs import Scaled, first_layer, found_scale, scaled_inputs
 from clipwise.automatic.measure import Look, first_look
 from clipwise.automatic.pilot import Pilot, adam, check_optimizer
 from clipwise.automatic.race import race
@@ -91,11 +91,11 @@ def prepare(model: nn.Module, loader: DataLoader[Any], choice: Choice, task: Tas
             modes.to_training(model)
             run.engine.install()
             scale = found_scale(run, task, layer, events[0])
-            run.on_close(Scaled(run.model, layer, scale).undo)
-            look = first_look(run, task, events[1])
-            method = _clipping(run.plan.method, task, look.median_norm, run.facts.records * measuring.mu)
-            run.stepper.plan = dataclasses.replace(run.plan, method=method)
-            results = race(run, optimizer, task, measuring, look, events[2:])
+            with scaled_inputs(run.model, layer, scale):
+                look = first_look(run, task, events[1])
+                method = _clipping(run.plan.method, task, look.median_norm, run.facts.records * measuring.mu)
+                run.stepper.plan = dataclasses.replace(run.plan, method=method)
+                results = race(run, optimizer, task, measuring, look, events[2:])
     finally:
         run.close()
     rate = rule.chosen_rate(results, run.facts.records)
