@@ -165,7 +165,7 @@ def _said(
         f"{', '.join(f'{score / records:.1%}' for result in results for score in result.scores)} of the records; it may rise, late in the run, "
         f"by up to {math.exp(rule.REACH):.2g} times, and does not fall",
         f"median norm of the gradients at the first weights: {_shown(look.median_norm)}"
-        + (f"; median loss there: {_shown(look.median_loss)}" if task.kind == "values" else ""),
+        + (f"; a typical loss there: {_shown(look.typical_loss)}" if task.kind == "values" else ""),
         "clipping: " + _clips(found),
         task.said,
         *_scaled(found),
@@ -174,7 +174,7 @@ def _said(
     few = rule.too_few(measuring, records)
     notes = (
         None if not plan.private else few,
-        rule.far_off(look.median_loss),
+        rule.far_off(look.typical_loss),
         rule.small_inputs(look.median_norm, task.blank_norm) if found.input_scale is None else None,
     )
     if found.median_norm is None:
