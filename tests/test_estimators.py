@@ -53,11 +53,11 @@ def quick(**options):
             epochs=1, method="auto-s", model="linear", scaled=True, target_range=(-100, 100), random_state=0
         ),
         pytest.param(
-            PrivateClassifier(epochs=1, expected_batch_size=4, model="linear", scaled=True, random_state=0),
+            PrivateClassifier(epochs=1, expected_batch_size=1, model="linear", scaled=True, random_state=0),
             marks=pytest.mark.slow,
         ),
         PrivateRegressor(
-            epochs=1, expected_batch_size=4, model="linear", scaled=True, target_range=(-100, 100), random_state=0
+            epochs=1, expected_batch_size=1, model="linear", scaled=True, target_range=(-100, 100), random_state=0
         ),
     ],
     ids=lambda estimator: f"{type(estimator).__name__}-{estimator.method}",
