@@ -84,7 +84,7 @@ def _take_out(private: Private, like: bookkeeping.Bookkeeping) -> None:
         setattr(engine, name, _nothing)
     engine._is_new = lambda *_: False
     engine._members = mock.Mock(unchanged=lambda: True)
-    engine.loss._witnessed = True  # so that no batch is followed
+    engine.loss.wants_witness = lambda _: False  # so that no batch is followed
     plain = engine.open
 
     def open_(rows: int, *args: Any) -> None:
