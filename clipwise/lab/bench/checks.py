@@ -65,8 +65,9 @@ What the checks of the edges (docs/threat_model.md) cost over `attach` and {STEP
 (by the bench alone; what the look at the model finds is handed to it). What the other takes longer, as a share of its time, loader
 included, is what the target of 1 % is about, because that is what a user would get back. *Clocked*: each function that checks has a
 clock around it and counts whole, clock included, the first look among them, although it also finds the batch dimension; as a share of
-the steps without the loader. CPU time of one thread; {RUNS} runs a model, the median one. Models with slow steps take fewer of them
-("steps in turns"), and the median step stands for the rest: of a few slow steps *added* to a later one is mostly noise, and *clocked* says more.
+the steps without the loader. CPU time of one thread; {RUNS} runs a model, the median one. The 2nd, 4th, 8th ...
+step, at which more is looked at, count as they were, the median of the others for the rest. Models with slow steps take fewer of them
+("steps in turns"); of a few slow steps *added* to a later one is mostly noise, and *clocked* says more.
 """
 
 # What it is called in the table; where the functions are; their names.
@@ -204,7 +205,8 @@ def _one_run(name: str, steps: int) -> dict[str, Any]:
     first = {kind: sum(each.get(kind, 0.0) for each in early) for kind in kinds}
     typical = {kind: statistics.median(each.get(kind, 0.0) for each in later) for kind in kinds}
     whole = took[0] + (steps - 1) * statistics.median(took[1:])
-    share = {kind: (first[kind] + (steps - 1) * typical[kind]) / whole for kind in kinds}
+    each = {kind: [first[kind], *[step.get(kind, 0.0) for step in later]] for kind in kinds}
+    share = {kind: added.over_a_run(each[kind], steps) / whole for kind in kinds}
     return {
         "model": name,
         "steps": steps,
