@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, MutableSequence, MutableSet
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
+from operator import is_
 from types import ModuleType
 from typing import Any
 
@@ -48,6 +50,24 @@ class Leaf:
         return isinstance(self.value, int | float | complex | np.number)
 
 
+class Held:
+    """What dictionaries hold, at one moment."""
+
+    def __init__(self, held: list[dict[Any, Any]]):
+        self._empty = [d for d in held if not d]
+        self._full = [d for d in held if d]
+        self._objects = list(self._values())
+
+    def _values(self) -> Iterator[Any]:
+        return chain.from_iterable(map(dict.values, self._full))
+
+    def unchanged(self) -> bool:
+        """Whether they hold the same objects, in the same order."""
+        if any(self._empty) or sum(map(len, self._full)) != len(self._objects):
+            return False
+        return all(map(is_, self._values(), self._objects))
+
+
 class State:
     """Everything that a model holds, at one moment."""
 
@@ -56,9 +76,17 @@ class State:
         self._left_to_copy = _MOST_COPIED
         self._containers: list[tuple[Any, Any]] = []
         self._values: dict[str, tuple[Any, Any, bool]] = {}  # path -> (the object, a copy of its value, kept)
+        self._mutable: list[tuple[str, Any, Any, bool]] = []  # of them those that may have other values in place
+        # Whether values may change though every container holds the same objects: a module that makes them when it is asked.
+        self._made_anew = any(type(m).get_extra_state is not nn.Module.get_extra_state for m in model.modules())
+        self._filled: Held | None = None  # the containers, when they were last filled
+        self._refills = True  # whether something else may be in them
         self._moved: set[str] | None = None  # by `moved`, since when nothing has run; None: anything may have
         for path, leaf in _walk(model, containers=self._containers):
             self._values[path] = (leaf.value, self._copy(leaf.value), leaf.kept)
+            if isinstance(leaf.value, Tensor | np.ndarray):
+                self._mutable.append((path, *self._values[path]))
+        self._lists = [each for each in self._containers if isinstance(each[0], MutableSequence | MutableSet)]
 
     def _copy(self, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -74,8 +102,10 @@ class State:
 
     def restore(self) -> None:
         """All as it was: the same objects in the same places, with the values that they had."""
-        for container, content in self._containers:
-            _refill(container, content)
+        if self._refills:
+            for container, content in self._containers:
+                _refill(container, content)
+            self._filled = Held(self._dictionaries())
         for path, (value, was, _) in self._values.items():
             if self._moved is not None and path not in self._moved:
                 continue
@@ -89,7 +119,7 @@ class State:
                 _put_back(value, was)
             elif isinstance(value, np.ndarray):
                 np.copyto(value, was)
-        self._moved = None
+        self._moved, self._refills = None, True
         self.restore_generators()
 
     @property
@@ -103,6 +133,10 @@ class State:
 
     def moved(self) -> dict[str, Leaf]:
         """By name, what is not as it was, with a copy of its value now. Generators move as they like."""
+        if self._as_filled():
+            same = {path: _now(value, kept) for path, value, was, kept in self._mutable if not _unchanged(value, was)}
+            self._moved, self._refills = set(same), False
+            return same
         found: dict[str, Leaf] = {}
         met = set()
         for path, leaf in _walk(self._model):
@@ -113,11 +147,32 @@ class State:
                 continue
             before = self._values.get(path)
             if before is None or not _unchanged(leaf.value, before[1]):
-                value = leaf.value.detach().clone() if isinstance(leaf.value, Tensor) else leaf.value
-                found[path] = Leaf(value.copy() if isinstance(value, np.ndarray) else value, leaf.kept)
+                found[path] = _now(leaf.value, leaf.kept)
         gone = self._values.keys() - met
-        self._moved = found.keys() | gone
+        self._moved, self._refills = found.keys() | gone, True
         return found
+
+    def _dictionaries(self) -> list[dict[Any, Any]]:
+        plain = [each[0] for each in self._containers if not isinstance(each[0], MutableSequence | MutableSet)]
+        modules = [held for c in plain if isinstance(c, nn.Module) for held in _held_by(c)]
+        return [*(c if isinstance(c, dict) else c.__dict__ for c in plain), *modules]
+
+    def _as_filled(self) -> bool:
+        """Whether all containers hold the very objects that they were filled with."""
+        if self._made_anew or self._filled is None or not self._filled.unchanged():
+            return False
+        for c, was in self._lists:
+            if isinstance(c, MutableSequence) and not (len(c) == len(was) and all(map(is_, c, was))):
+                return False
+            if isinstance(c, MutableSet) and c != was:
+                return False
+        return True
+
+
+def _now(value: Any, kept: bool) -> Leaf:
+    """With a copy of the value as it is."""
+    value = value.detach().clone() if isinstance(value, Tensor) else value
+    return Leaf(value.copy() if isinstance(value, np.ndarray) else value, kept)
 
 
 class _Checksum:
@@ -227,7 +282,7 @@ def _inside(value: Any) -> tuple[Any, _Children] | None:
         children += [(k, m, False) for k, m in value._modules.items()]
         # Last, because the last comes first: an attribute that is one of these as well goes by its name here.
         children += [(k, p, True) for held in (value._parameters, value._buffers) for k, p in held.items()]
-        return (own, dict(value._parameters), dict(value._buffers)), children
+        return (own, dict(value._parameters), dict(value._buffers), dict(value._modules)), children
     if isinstance(value, dict):
         return dict(value), [(f"[{k!r}]", v, False) for k, v in value.items()]
     if isinstance(value, list | deque):
@@ -245,14 +300,18 @@ def _inside(value: Any) -> tuple[Any, _Children] | None:
     return dict(attributes), [(k, v, False) for k, v in attributes.items()]
 
 
+def _held_by(module: nn.Module) -> tuple[dict[str, Any], ...]:
+    return module._parameters, module._buffers, module._modules
+
+
 def _refill(container: Any, content: Any) -> None:
     if isinstance(container, nn.Module):
-        own, parameters, buffers = content
+        own, *held = content
         for k in [k for k in container.__dict__ if k not in own and k not in _TORCHS_OWN]:
             del container.__dict__[k]
         container.__dict__.update(own)
-        for held, was in ((container._parameters, parameters), (container._buffers, buffers)):
-            _refill(held, was)
+        for now, was in zip(_held_by(container), held, strict=True):
+            _refill(now, was)
     elif isinstance(container, MutableSequence):  # a list, a deque
         if len(container) != len(content) or any(a is not b for a, b in zip(container, content, strict=True)):
             container.clear()

@@ -25,9 +25,9 @@ from torch.optim import optimizer as torch_optimizer
 
 from clipwise import guards, run
 from clipwise.dropin import Private
-from clipwise.norms import bookkeeping, tape
+from clipwise.norms import bookkeeping, recording, tape
 from clipwise.norms.loss import roots
-from clipwise.norms.precision import _NOTHING
+from clipwise.norms.precision import NOTHING
 from clipwise.sampling.layout import Layout
 
 Attach = Callable[[nn.Module], tuple[torch.optim.Optimizer, Private]]
@@ -45,7 +45,7 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 def _no_products(*_: Any) -> Any:
-    return _NOTHING
+    return NOTHING
 
 
 def _as_it_is(loader: Any, **_: Any) -> Any:
@@ -56,7 +56,7 @@ def _as_it_is(loader: Any, **_: Any) -> Any:
 _IN_A_STEP: tuple[tuple[Any, str, Callable[[], Any]], ...] = (
     (guards, "through_hooks", lambda: _nothing),
     (bookkeeping, "mark", lambda: _nothing),
-    (bookkeeping, "exact_products", lambda: _no_products),
+    (recording, "exact_products", lambda: _no_products),
     (tape, "exact_products", lambda: _no_products),
     (torch.autograd, "_engine_run_backward", lambda: roots._original),
     (torch_optimizer, "_global_optimizer_pre_hooks", dict),

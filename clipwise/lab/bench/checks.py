@@ -36,7 +36,7 @@ from clipwise.lab.bench import added
 from clipwise.lab.bench.machine import machine, version
 from clipwise.lab.bench.peers import LEARNING_RATE, NOISE_MULTIPLIER, THRESHOLD
 from clipwise.lab.bench.workloads import WORKLOADS, Workload
-from clipwise.norms import bookkeeping, tape
+from clipwise.norms import bookkeeping, recording, tape
 from clipwise.norms.loss import proof, witness
 from clipwise.norms.unreleased import HeldBack
 from clipwise.norms.watch import Members, Watch
@@ -84,7 +84,7 @@ _CHECKS: tuple[tuple[str, Any, str], ...] = (
     ("parameters", bookkeeping.Bookkeeping, "_refuse_changed_model"),
     ("process", guards.Whereabouts, "begin end refuse_elsewhere"),
     ("process", guards, "_refuse_second_optimizer through_hooks refuse_claimed refuse_model"),
-    ("precision", bookkeeping, "exact_products"),
+    ("precision", recording.Pass, "exact_products"),
     ("precision", tape, "exact_products"),
 )
 

@@ -16,9 +16,9 @@ how the loop made it of its first batch.
 """
 
 from clipwise.norms.loss.marks import mark, say_of_loss
-from clipwise.norms.loss.proof import ROW_WISE, LossProof, judged
+from clipwise.norms.loss.proof import ROW_WISE, LossProof, judged, mixed_at
 from clipwise.norms.loss.roots import unwatch, watch
 from clipwise.norms.loss.rowwise import Trial
 from clipwise.norms.loss.witness import Witness
 
-__all__ = ["ROW_WISE", "LossProof", "Trial", "Witness", "judged", "mark", "say_of_loss", "unwatch", "watch"]
+__all__ = ["ROW_WISE", "LossProof", "Trial", "Witness", "judged", "mark", "mixed_at", "say_of_loss", "unwatch", "watch"]

@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils._pytree import tree_flatten, tree_map
 
+from clipwise.norms.loss.roots import gradients_of
 from clipwise.randomness import held, seed_all
 
 # Operations of a loop between loader and backward; one that has more is not followed. Chosen, not measured.
@@ -189,7 +190,8 @@ class Witness(TorchFunctionMode):
 
     def _follow(self, x: Tensor) -> _Slot:
         slot = self._new_slot(x)
-        self._start.setdefault(slot, x.detach().clone())
+        if slot not in self._start:  # a copy that nobody needs would be taken down
+            self._start[slot] = x.detach().clone()
         return slot
 
     def _slot(self, x: Tensor) -> _Slot | None:
@@ -282,7 +284,7 @@ class Witness(TorchFunctionMode):
             total = sum(now[end].double().sum() for end in ends)
         found: list[tuple[Tensor, int]] = []
         if leaves and isinstance(total, Tensor) and total.requires_grad:
-            grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+            grads = gradients_of(total, list(leaves.values()))
             dims = [self._outputs[slot] for slot in leaves]
             found += [(torch.zeros(()), -1) if g is None else (g, dim) for g, dim in zip(grads, dims, strict=True)]
         given = [now[slot].detach() for slot in self._inputs]
