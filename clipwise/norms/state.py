@@ -33,6 +33,9 @@ _DEEPEST = 4  # containers and objects below a module: chosen, not measured
 # measured.
 _MOST_COPIED = 2**30
 _TORCHS_OWN = frozenset(nn.Module().__dict__) | {"forward"}  # of a module's attributes
+# Hooks that a forward pass registers come with a note in an attribute that they are there (transformers' output_hidden_states):
+# taking back the note alone would register them at every pass.
+_HOOKS = tuple(name for name in nn.Module().__dict__ if "_hooks" in name)
 _PLAIN = (int, float, complex, str, bytes, type(None), np.number, np.bool_)
 
 
@@ -227,7 +230,8 @@ def _inside(value: Any) -> tuple[Any, _Children] | None:
         children += [(k, m, False) for k, m in value._modules.items()]
         # Last, because the last comes first: an attribute that is one of these as well goes by its name here.
         children += [(k, p, True) for held in (value._parameters, value._buffers) for k, p in held.items()]
-        return (own, dict(value._parameters), dict(value._buffers)), children
+        hooks = {name: dict(value.__dict__.get(name, ())) for name in _HOOKS}
+        return (own, dict(value._parameters), dict(value._buffers), hooks), children
     if isinstance(value, dict):
         return dict(value), [(f"[{k!r}]", v, False) for k, v in value.items()]
     if isinstance(value, list | deque):
@@ -247,12 +251,14 @@ def _inside(value: Any) -> tuple[Any, _Children] | None:
 
 def _refill(container: Any, content: Any) -> None:
     if isinstance(container, nn.Module):
-        own, parameters, buffers = content
+        own, parameters, buffers, hooks = content
         for k in [k for k in container.__dict__ if k not in own and k not in _TORCHS_OWN]:
             del container.__dict__[k]
         container.__dict__.update(own)
         for held, was in ((container._parameters, parameters), (container._buffers, buffers)):
             _refill(held, was)
+        for name, was in hooks.items():
+            _refill(container.__dict__.get(name, {}), was)
     elif isinstance(container, MutableSequence):  # a list, a deque
         if len(container) != len(content) or any(a is not b for a, b in zip(container, content, strict=True)):
             container.clear()
