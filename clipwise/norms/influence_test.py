@@ -444,7 +444,7 @@ class HooksOnDemand(Model):
     def change(self, x):
         found = []
         if not self.hooked:
-            self.before.register_forward_hook(lambda module, args, out: module.catch(out))
+            self.before.register_forward_hook(lambda module, _, out: module.catch(out))
             self.hooked = True
         self.before.catch = found.append
         self.before(x)
