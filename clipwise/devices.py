@@ -26,6 +26,9 @@ class Policy:
     # Bytes of the gradients of one block, all layers together, but one row at least: below what glibc takes from the system anew,
     # and small beside a step's memory (the transformer of `clipwise bench` went from 1.40 to 1.19 times a plain step's).
     block_bytes: int
+    # Bytes of the parts of a split batch that wait to be measured together: as much as a step's other small memory, and enough for
+    # 512 rows of 784-256-10 (2.7 MB), whose parts of 16 take half the time so.
+    deferred_bytes: int
     # Threads that each add up, in a sum of its own, the rows that it formed: chosen; measured with 2 alone.
     most_lanes: int
     # Whether our products of patches are quicker than torch's own gradient of a convolution where images are small, and whether
@@ -43,6 +46,7 @@ _HOST = Policy(
     host=True,
     direct_bytes=28 * _MB,
     block_bytes=24 * _MB,
+    deferred_bytes=4 * _MB,
     most_lanes=4,
     patches=True,
     plain_attention=True,
@@ -52,6 +56,7 @@ _ACCELERATOR = Policy(
     host=False,
     direct_bytes=28 * _MB,
     block_bytes=24 * _MB,
+    deferred_bytes=4 * _MB,
     most_lanes=1,
     patches=False,
     plain_attention=False,

@@ -222,7 +222,6 @@ class Private:
         if self.stepped:
             return self.run.stepper.complete(take_step)
         self._warn_of_scheduler()
-        self.optimizer.zero_grad()
         return None
 
     def _refuse_changed_parameters(self) -> None:

@@ -157,7 +157,7 @@ def _few(chosen: Choice, made: Plan, records: int) -> list[str]:
     if not chosen.finds_rate:
         return []
     few = rule.too_few(
-        rule.measuring(rule.gaussian_mu(made.target_epsilon or 0.0, _delta(made)), _steps(made)), records
+        rule.measuring(rule.gaussian_mu(made.target_epsilon or 0.0, _delta(made)), _steps(made), records), records
     )
     return [] if few is None else [few]
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from clipwise import guards
 from clipwise.accounting import AnyLedger
 from clipwise.noise import Noise
-from clipwise.norms import Bookkeeping, PlainEngine, PlainTape, Tape
+from clipwise.norms import Bookkeeping, Deferred, PlainEngine, PlainTape, Tape
 from clipwise.optim import hand_over
 from clipwise.plans import Plan
 from clipwise.ranks import World
@@ -85,6 +85,7 @@ class Stepper:
         self._batch: PhysicalBatch | None = None
         self._records: Any = None
         self._partial = Partial()
+        self._deferred = Deferred()
         self.whereabouts = guards.Whereabouts(self.world.size)
 
     @property
@@ -94,8 +95,8 @@ class Stepper:
 
     @property
     def unfinished(self) -> bool:
-        """Whether a part of a logical batch was summed."""
-        return bool(self._partial.gradient)
+        """Whether a part of a logical batch was taken."""
+        return bool(self._partial.gradient or self._deferred)
 
     @property
     def rows(self) -> int:
@@ -129,8 +130,12 @@ class Stepper:
         if batch is None:
             raise LoopMisuse("optimizer.step() came for a batch that is not from private.loader; nothing was changed")
         groups = None if self._groups is None else self._groups(records)
-        clip_and_sum(self.plan, self.state, self._partial, tape, masked=batch.masked, groups=groups)
         self._batch, self._records = None, None
+        if batch.masked:  # the one part of an empty batch
+            clip_and_sum(self.plan, self.state, self._partial, tape, masked=True, groups=groups)
+        elif batch.last or not self._deferred.keep(tape, groups):
+            for each, of_rows in self._deferred.take(tape, groups):
+                clip_and_sum(self.plan, self.state, self._partial, each, groups=of_rows)
         return batch.last
 
     def complete(self, take_step: Callable[[], Any]) -> Any:
@@ -185,6 +190,7 @@ class Stepper:
     def drop(self) -> None:
         """Forget what was summed of an unfinished logical batch."""
         self._batch, self._records, self._partial = None, None, Partial()
+        self._deferred.drop()
         self.rest()
 
 

@@ -18,6 +18,8 @@ import clipwise
 from clipwise.accounting import Ledger, StepEvent, epsilon
 from clipwise.automatic import race, rule
 from clipwise.automatic.choice import Stated, choose
+from clipwise.automatic.inputs import Scaled, first_layer
+from clipwise.automatic.inputs import _histogram as sizes
 from clipwise.automatic.measure import histogram, one_a_row
 from clipwise.automatic.prepare import phases, prepare
 from clipwise.automatic.task import inferred, is_linear, of_batches, of_outputs
@@ -30,9 +32,9 @@ from clipwise.plans import SAMPLING
 from clipwise.run import Run
 
 RECORDS, LENGTH = 400, {"epochs": 5, "expected_batch_size": 100}  # 20 steps
-PLAN = rule.measuring(rule.gaussian_mu(3.0, 1e-5), 20)
+PLAN = rule.measuring(rule.gaussian_mu(3.0, 1e-5), 20, RECORDS)
 RACED = sum(each.rates * each.steps for each in PLAN.rounds)
-MEASURED = 1 + RACED + len(PLAN.rounds)  # histogram, steps of the race, scores
+MEASURED = 2 + RACED + len(PLAN.rounds)  # histograms, steps of the race, scores
 SHORT = {"epsilon": 3.0, "delta": 1e-5, "method": "auto", "seed": 1, **LENGTH}
 
 
@@ -86,11 +88,12 @@ def test_all_of_it_is_inside_the_target(accountant, tmp_path):
 
 
 def test_noise_and_charges_are_the_same_events(monkeypatch, tmp_path):
-    """By hand: std 1 x h for the histogram, k sigma for steps of a round, sqrt(rates) x s for its scores, sigma for the rest."""
+    """By hand: std 1 x h for each histogram, k sigma for steps of a round, sqrt(rates) x s for its scores, sigma for the rest."""
     drawn = Drawn(monkeypatch)
     done = clipwise.fit(network(), records(), ledger=tmp_path / "ledger.jsonl", **SHORT)
     sigma = done.noise_multiplier
-    by_hand, expected = [PLAN.histogram_noise], [(1.0, PLAN.histogram_noise, 1)]
+    by_hand = [PLAN.input_noise, PLAN.histogram_noise]
+    expected = [(1.0, noise, 1) for noise in by_hand]
     for rates, steps, noise, scores, part in PLAN.rounds:
         by_hand += [noise * sigma] * (rates * steps) + [math.sqrt(rates) * scores]
         expected += [(0.25 * part, noise * sigma, rates * steps), (1.0, scores, 1)]
@@ -114,7 +117,7 @@ def test_with_a_schedule_of_the_noise_the_race_stays_at_its_own(monkeypatch, tmp
     sigma = done.noise_multiplier
     first = PLAN.rounds[0]
     raced = first.rates * first.steps
-    assert drawn.stds[1 : 1 + raced] == pytest.approx([first.noise * sigma] * raced)
+    assert drawn.stds[2 : 2 + raced] == pytest.approx([first.noise * sigma] * raced)
     assert drawn.stds[MEASURED:] == pytest.approx([sigma] * 8 + [sigma / math.sqrt(2)] * 8 + [sigma / 2] * 4)
     assert 2.98 < done.epsilon <= 3.0
 
@@ -258,8 +261,8 @@ def test_batches_of_the_race_are_drawn_at_the_rate_that_is_charged(monkeypatch, 
 def test_rounds_are_data(monkeypatch):
     """Two rounds, the second with fewer rates and other noise: events, charges and results follow."""
 
-    def measuring(_mu, _steps):
-        return rule.Measuring(9.0, (rule.Round(4, 2, 4.0, 8.0), rule.Round(2, 3, 2.0, 7.0)))
+    def measuring(_mu, _steps, _records):
+        return rule.Measuring(1.0, 11.0, 9.0, (rule.Round(4, 2, 4.0, 8.0), rule.Round(2, 3, 2.0, 7.0)))
 
     asked = []
 
@@ -273,6 +276,7 @@ def test_rounds_are_data(monkeypatch):
     sigma = found.measured.plan.noise_multiplier
     assert asked == [0, 1]
     assert set(found.measured.ledger.events()) == {
+        StepEvent(1.0, 11.0, 1),
         StepEvent(1.0, 9.0, 1),
         StepEvent(0.25, 4 * sigma, 8),
         StepEvent(1.0, 8.0, 1),
@@ -366,7 +370,7 @@ def test_a_threshold_that_is_stated_clips_at_it(tmp_path):
 
 def test_gradients_of_values_keep_their_sizes_below_the_released_median():
     done = clipwise.fit(network(out=1), values(), **SHORT)
-    assert done.method.gamma == rule.GAMMA_OVER_MEDIAN * done.method.median_norm
+    assert done.method.gamma == rule.gamma_for("values", done.method.median_norm, RECORDS * PLAN.mu)
     assert "squared-error" in "\n".join(done.statement.automatic)
 
 
@@ -397,8 +401,8 @@ def test_both_histograms_of_values_are_paid_for(monkeypatch, tmp_path):
     """A record is in one bin of each: deviation sqrt(2) h, for an event of h."""
     drawn, path = Drawn(monkeypatch), tmp_path / "ledger.jsonl"
     clipwise.fit(network(out=1), values(), ledger=path, **SHORT)
-    assert drawn.shapes[0] == 2 * rule.BINS
-    assert drawn.stds[0] == pytest.approx(math.sqrt(2) * PLAN.histogram_noise)
+    assert drawn.shapes[1] == 2 * rule.BINS
+    assert drawn.stds[1] == pytest.approx(math.sqrt(2) * PLAN.histogram_noise)
     assert PLAN.histogram_noise in {event.noise_multiplier for event in Ledger.read(path).events()}
 
 
@@ -445,7 +449,7 @@ def test_killed_while_it_races_it_begins_again_and_pays_again(monkeypatch, tmp_p
         clipwise.fit(model, records(), ledger=path, **SHORT)
     assert torch.equal(weights(model), first)
     lost = sum(e.count for e in Ledger.read(path).events())
-    assert lost == 1 + 3 * PLAN.rounds[0].steps
+    assert lost == 2 + 3 * PLAN.rounds[0].steps
     again = clipwise.fit(model, records(), ledger=path, **SHORT)
     plainly = clipwise.fit(network(), records(), **SHORT)
     assert sum(e.count for e in Ledger.read(path).events()) == lost + MEASURED + 20
@@ -507,7 +511,7 @@ def test_what_was_found_is_on_record(tmp_path):
     opened = [line["run"] for line in lines if line["kind"] == "open"]
     assert opened[-1]["method_options"]["rate"] == done.method.rate
     notes = [line["note"]["release"] for line in lines if line["kind"] == "steps" and line["note"]]
-    assert [note.split()[0] for note in notes] == ["histogram", *["scores"] * len(PLAN.rounds)]
+    assert [note.split()[0] for note in notes] == ["histogram", "histogram", *["scores"] * len(PLAN.rounds)]
 
 
 # -- losses
@@ -712,8 +716,132 @@ def test_a_run_says_in_one_sentence_what_held_it_back():
 
 
 def test_inputs_that_are_too_small_to_matter_are_said():
-    whole = records()
-    x, y = whole.tensors
+    """Where the first layer is one whose inputs are not scaled."""
+    x, y = records().tensors
     for scale, said in ((0.01, True), (3.0, False)):
-        done = clipwise.fit(network(), TensorDataset(scale * x, y), **{**SHORT, "epsilon": 8.0})
+        torch.manual_seed(0)
+        model = nn.Sequential(Doubled(6, 8), nn.Tanh(), nn.Linear(8, 3))
+        done = clipwise.fit(model, TensorDataset(scale * x, y), **{**SHORT, "epsilon": 8.0})
         assert any("Scale inputs" in line for line in done.statement.automatic) is said
+
+
+class Doubled(nn.Linear):
+    """A layer of the user's own: nothing says that its outputs are linear in its inputs."""
+
+
+# -- the scale of the inputs
+
+
+def scaled_records(factor, seed=0, size=3000):
+    x, y = records(seed, size).tensors
+    return TensorDataset(factor * x, y)
+
+
+@pytest.mark.parametrize(("factor", "scale"), [(1.0, None), (0.01, 64.0), (1000.0, 2.0**-10)])
+def test_badly_scaled_inputs_are_trained_on_as_well(factor, scale):
+    """Without it inputs x 0.01 stay where the largest class is, at one half. The model that comes back takes them as they are."""
+    done = clipwise.fit(
+        network(), scaled_records(factor), epsilon=3.0, effort="quick", seed=0, test=scaled_records(factor, 7)
+    )
+    assert done.method.input_scale == scale
+    assert done.accuracy > 0.85
+    assert any("badly scaled" in line for line in done.statement.automatic) is (scale is not None)
+    assert not any("Scale inputs" in line for line in done.statement.automatic)
+    assert not any(m._forward_pre_hooks for m in done.model.modules())
+    x, y = scaled_records(factor, 7).tensors
+    assert float((done.model(x).argmax(1) == y).float().mean()) == pytest.approx(done.accuracy)
+
+
+def test_a_scale_in_the_weights_is_the_scale_of_the_inputs_bit_for_bit():
+    model, x = network(), torch.randn(20, 6)
+    scaled = Scaled(model, "0", 2.0**-10)
+    out = model(x)
+    assert not torch.equal(out, network()(x))
+    scaled.fold()
+    scaled.fold()
+    assert torch.equal(model(x), out)
+    undone = Scaled(model, "0", 4.0)
+    assert not torch.equal(model(x), out)
+    undone.undo()
+    undone.fold()
+    assert torch.equal(model(x), out)
+
+
+def test_a_scaled_run_goes_on_and_gives_its_weights_back_once(tmp_path):
+    small = {**SHORT, "epsilon": 8.0}
+    loader = DataLoader(scaled_records(0.01, size=RECORDS), batch_size=100)
+    whole, model, again = network(), network(), network()
+    private = clipwise.attach(whole, loader=loader, ledger=tmp_path / "whole.jsonl", **small)
+    loop(private)
+    with private.averaged():
+        before = whole(loader.dataset.tensors[0])
+    private.detach()
+    assert torch.equal(whole(loader.dataset.tensors[0]), before)
+    assert private.run.plan.method.input_scale == 64.0
+    private = clipwise.attach(model, loader=loader, ledger=tmp_path / "cut.jsonl", **small)
+    loop(private, take=12)
+    private.save(tmp_path / "kept")
+    private.detach()
+    private = clipwise.attach(again, loader=loader, ledger=tmp_path / "cut.jsonl", resume=tmp_path / "kept", **small)
+    loop(private)
+    private.detach()
+    assert torch.equal(weights(whole), weights(again))
+
+
+class Shared(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.b.weight = self.a.weight
+
+    def forward(self, x):
+        return self.b(self.a(x))
+
+
+class TimeFirst(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.a(x.movedim(1, 0)).mean(0)
+
+
+def frozen_first():
+    model = network()
+    model[0].requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "name"),
+    [
+        (network, (6,), "0"),
+        (lambda: nn.Linear(6, 3), (6,), ""),
+        (lambda: nn.Sequential(nn.Conv1d(6, 3, 2), nn.Flatten()), (6, 2), "0"),
+        (frozen_first, (6,), "2"),
+        (lambda: nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 3)), (6,), None),
+        (lambda: nn.Sequential(Doubled(6, 3)), (6,), None),
+        (Shared, (6,), None),
+        (TimeFirst, (4, 6), None),
+    ],
+)
+def test_whose_inputs_can_be_scaled(model, shape, name):
+    data = TensorDataset(torch.randn(5, *shape), torch.zeros(5, dtype=torch.long))
+    model, loader = model(), DataLoader(data, batch_size=5)
+    task = of_outputs(model, make_loss("cross-entropy"), loader)
+    assert first_layer(model, task, loader) == name
+    assert not any(m._forward_hooks for m in model.modules())
+
+
+def test_a_record_moves_the_histogram_of_sizes_by_one():
+    layer = nn.Linear(6, 3)
+    x = torch.cat(
+        [10.0 ** torch.arange(-12, 13, 3)[:, None] * torch.ones(9, 6), torch.full((2, 6), math.inf), torch.zeros(1, 6)]
+    )
+    whole = sizes([(layer, x, layer(x))], len(x))
+    assert whole.sum() == 9  # neither what is not finite nor nothing at all
+    for i in range(len(x)):
+        left = torch.cat([x[:i], x[i + 1 :]])
+        assert torch.linalg.vector_norm(whole - sizes([(layer, left, layer(left))], len(left))) <= 1
+    assert sizes([(layer, x, layer(x))], len(x) + 1).sum() == 0  # other rows than records

@@ -290,3 +290,9 @@ def test_slow_modules_are_not_imported_where_they_are_not_needed(code, unneeded)
     )
     done = subprocess.run([sys.executable, "-c", f"{told}\n{code}"], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "loaded"
+
+
+def test_attaching_waits_for_no_library_that_it_does_not_use():
+    """scipy's special functions take a third of the import of `attach`, and only an epsilon asks for them."""
+    code = "import sys; from clipwise import attach; sys.exit(str([m for m in sys.modules if m.startswith('scipy')] or '') or 0)"
+    subprocess.run([sys.executable, "-c", code], check=True)

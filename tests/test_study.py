@@ -358,9 +358,7 @@ def test_a_run_that_was_cut_goes_on_from_its_checkpoint_as_the_same_run(tmp_path
         assert found.read_bytes() == expected.read_bytes()
     # killed between the end of the run and its line: the line is written from the folder, and nothing runs again
     (tmp_path / "cut" / "results.jsonl").unlink()
-    monkeypatch.setattr(
-        runner, "get_executor", lambda _: lambda trials, *_, **__: pytest.fail("it ran again") if trials else iter(())
-    )
+    monkeypatch.setattr(runner, "forks", lambda trials, *_, **__: pytest.fail("it ran again") if trials else iter(()))
     (told,), _ = run_study(study, tmp_path / "cut", jobs=2)
     assert {**told, "seconds": 0} == {**whole, "seconds": 0}
 

@@ -5,9 +5,12 @@ import json
 import pytest
 
 from clipwise.accounting import StepEvent, epsilon
+from clipwise.lab.report.figures import Point, Series
 from clipwise.lab.report.heat import Heat, draw_heat, heat_png
+from clipwise.lab.report.study_curves import _seen
 from clipwise.lab.report.study_report import write_study_report
 from clipwise.lab.study import make_study, run_study, to_markdown
+from clipwise.lab.study.table import facts
 from clipwise.types import BadArgument
 
 BY_NOISE = {
@@ -111,3 +114,17 @@ def test_what_is_keyed_by_both_is_refused(tmp_path):
     searched = {**BY_NOISE["variant"][0], "tuning": {"strategy": "grid-rdp", "candidates": 3}}
     with pytest.raises(BadArgument, match="no budget to share"):
         make_study({**BY_NOISE, "variant": [searched]}, tmp_path / "searched.toml", check=False)
+
+
+def test_a_page_says_what_its_methods_did_otherwise(tmp_path):
+    about = make_study(BY_NOISE, tmp_path / "noise.toml").about("")
+    line = {"method": "dc-sgd-e", "clipwise": "0.1.0"}
+    assert any("**Of before**: `dc-sgd-e`" in fact for fact in facts(about, [line]))
+    for other in ({"clipwise": "0.2.0"}, {"method": "fixed"}):
+        assert not any("Of before" in fact for fact in facts(about, [line | other]))
+
+
+def test_lines_that_lie_on_each_other_are_one_with_both_names():
+    low, high = (tuple(Point(x, y) for x in (0, 1)) for y in (1.0, 2.0))
+    assert [s.label for s in _seen([Series("L", low), Series("S", low), Series("global", high)])] == ["L; S", "global"]
+    assert [s.label for s in _seen([Series("L", low), Series("S", low)])] == ["all methods"]

@@ -26,7 +26,8 @@ import sys
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import log_ndtr, ndtri
+
+from clipwise.accounting.later import special
 
 # Bounds the relative rounding error of a tail probability, and of what is computed from it, with room to spare.
 _ROUNDING = 16 * sys.float_info.epsilon
@@ -60,7 +61,7 @@ def loss(answer: np.ndarray, rate: np.ndarray | float, noise: np.ndarray | float
 
 def reaches(rate: np.ndarray | float, cut: float) -> tuple[float, np.ndarray]:
     """How many deviations out A, and B in M, still have more than half the mass `cut` above."""
-    return -float(ndtri(cut / 2)), np.maximum(-ndtri(np.minimum(cut / 2 / np.asarray(rate), 0.5)), 0.0)
+    return -float(special.ndtri(cut / 2)), np.maximum(-special.ndtri(np.minimum(cut / 2 / np.asarray(rate), 0.5)), 0.0)
 
 
 def connect_the_dots(
@@ -96,7 +97,7 @@ def _log_ratio(losses: np.ndarray, rate: float) -> np.ndarray:
 
 def _tails(points: np.ndarray) -> _Tails:
     """Cell masses of the standard normal from its smaller tail on either side, so that no tail cancels."""
-    tail = np.maximum(log_ndtr(-np.abs(points)), _NO_MASS)
+    tail = np.maximum(special.log_ndtr(-np.abs(points)), _NO_MASS)
     start, end = tail[:-1], tail[1:]
     outer = np.maximum(start, end)
     across = (points[:-1] < 0) & (points[1:] > 0)
@@ -104,7 +105,7 @@ def _tails(points: np.ndarray) -> _Tails:
     log_mass = np.where(across, np.log1p(-np.exp(start) - np.exp(end)), one_side)
     # A tail of log value t carries a relative error that grows with |t|.
     log_error = np.where(across, 0.0, outer + np.log1p(-outer))
-    below, above = np.exp(log_ndtr(np.array([points[0], -points[-1]]))).tolist()
+    below, above = np.exp(special.log_ndtr(np.array([points[0], -points[-1]]))).tolist()
     return _Tails(log_mass, log_error, below, above)
 
 

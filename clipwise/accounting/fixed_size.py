@@ -25,10 +25,10 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.special import gammaln
 
 from clipwise.accounting.coarsen import coarsen
 from clipwise.accounting.events import FixedSizeEvent, merge_as
+from clipwise.accounting.later import special
 from clipwise.accounting.rdp import ORDERS, converted
 
 _WHOLE = np.unique(np.concatenate([np.floor(ORDERS), np.ceil(ORDERS)])).astype(int)  # the chord needs both ends
@@ -58,9 +58,9 @@ def _curve(sample_rate: float, noise_multiplier: float) -> np.ndarray:
     log_moments = np.zeros(_WHOLE[-1] + 1)  # (a - 1) RDP(a) at whole orders; 0 for order 1
     log_bounds = _log_bounds(noise, _WHOLE[-1])
     j = np.arange(2, _WHOLE[-1] + 1)
-    terms = j * math.log(sample_rate) + log_bounds - gammaln(j + 1)
+    terms = j * math.log(sample_rate) + log_bounds - special.gammaln(j + 1)
     for order in _WHOLE[1:]:
-        sum_ = terms[: order - 1] + gammaln(order + 1) - gammaln(order - j[: order - 1] + 1)
+        sum_ = terms[: order - 1] + special.gammaln(order + 1) - special.gammaln(order - j[: order - 1] + 1)
         log_moments[order] = np.logaddexp(0.0, _log_sum(sum_)) * (1 + _MARGIN)
     low, high = np.floor(ORDERS).astype(int), np.ceil(ORDERS).astype(int)
     share = ORDERS - low

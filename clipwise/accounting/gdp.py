@@ -20,17 +20,16 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from scipy.special import log_ndtr
-
 from clipwise import validate
 from clipwise.accounting.events import StepEvent, merge
+from clipwise.accounting.later import special
 
 _DELTA_REMEDY = "give a probability well below 1 / number of records, such as 1e-5"
 
 
 def gaussian_delta(noise: float, epsilon: float) -> float:
     """delta(epsilon) of one Gaussian release of sensitivity 1, rounded up."""
-    near, far = log_ndtr(0.5 / noise - epsilon * noise), log_ndtr(-0.5 / noise - epsilon * noise)
+    near, far = special.log_ndtr(0.5 / noise - epsilon * noise), special.log_ndtr(-0.5 / noise - epsilon * noise)
     if near == -math.inf:
         return math.ulp(0.0)  # below every positive number
     # near and exp(epsilon) far cancel: compare in logs, and give rounding away.

@@ -32,13 +32,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy import fft
 
 from clipwise.accounting.coarsen import coarsen
 from clipwise.accounting.dots import Dots, connect_the_dots
 from clipwise.accounting.events import StepEvent, merge
 from clipwise.accounting.gdp import gaussian_epsilon
 from clipwise.accounting.joint import joint_noise_multiplier
+from clipwise.accounting.later import fft
 from clipwise.accounting.tilt import Losses, Tilted
 
 _GRID_ERROR = 3e-4  # what the grid may add to epsilon, relatively

@@ -21,10 +21,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import binom, gammaln, log_ndtr
 
 from clipwise.accounting.coarsen import coarsen
 from clipwise.accounting.events import StepEvent, merge
+from clipwise.accounting.later import special
 
 # Fractional orders serve epsilons above 1, the large ones small epsilons. Those near 1 are for epsilons above 100 (noise that
 # decays far): with 1.1 and 1.2 alone, 149.8 is found where 141.8 holds (q = 256/120000, sigma 1.3768 exp(-0.05 e), 40
@@ -43,7 +43,13 @@ _OTHERS = ORDERS[~_WHOLE]
 
 _MOST_TERMS, _CHUNK = 1000, 50  # of a series; most end within the first chunk
 _NEGLIGIBLE = 30.0  # in logs: terms so far below the total end a series
-_LOG_BINOMIAL = np.log(np.abs(binom(_OTHERS[:, None], np.arange(float(_MOST_TERMS)))))
+
+
+@functools.cache
+def _log_binomial() -> np.ndarray:
+    found: np.ndarray = special.binom(_OTHERS[:, None], np.arange(float(_MOST_TERMS)))
+    logs: np.ndarray = np.log(np.abs(found))
+    return logs
 
 
 class _Terms(NamedTuple):
@@ -56,17 +62,16 @@ class _Terms(NamedTuple):
     lengths: np.ndarray
 
 
+@functools.cache
 def _binomial_terms() -> _Terms:
     orders = ORDERS[_WHOLE]
     lengths = orders.astype(int) + 1
     starts = np.cumsum(lengths) - lengths
     chosen = np.arange(lengths.sum(), dtype=float) - np.repeat(starts, lengths)
     left = np.repeat(orders, lengths) - chosen
-    log_binomial = gammaln(chosen + left + 1) - gammaln(chosen + 1) - gammaln(left + 1)
+    log_binomial = special.gammaln(chosen + left + 1) - special.gammaln(chosen + 1) - special.gammaln(left + 1)
     return _Terms(chosen, left, log_binomial, starts, lengths)
 
-
-_TERMS = _binomial_terms()
 
 # Above the rounding error of one step's divergence, absolute below 1 and relative above, so that rounding stays on the safe
 # side; far below anything a user can see.
@@ -122,11 +127,11 @@ def _curve(sample_rate: float, noise_multiplier: float) -> np.ndarray:
 
 
 def _log_moments_of_whole_orders(rate: float, noise: float) -> np.ndarray:
-    chosen, left = _TERMS.chosen, _TERMS.left
-    terms = _TERMS.log_binomial + chosen * math.log(rate) + left * math.log1p(-rate)
+    chosen, left, log_binomial, starts, lengths = _binomial_terms()
+    terms = log_binomial + chosen * math.log(rate) + left * math.log1p(-rate)
     terms += chosen * (chosen - 1) / (2 * noise**2)
-    top = np.maximum.reduceat(terms, _TERMS.starts)
-    return top + np.log(np.add.reduceat(np.exp(terms - np.repeat(top, _TERMS.lengths)), _TERMS.starts))
+    top = np.maximum.reduceat(terms, starts)
+    return top + np.log(np.add.reduceat(np.exp(terms - np.repeat(top, lengths)), starts))
 
 
 def _log_moments_of_other_orders(rate: float, noise: float) -> np.ndarray:
@@ -139,11 +144,11 @@ def _log_moments_of_other_orders(rate: float, noise: float) -> np.ndarray:
         # From one term early on, to see whether the first of this chunk is smaller than the one before it.
         term = np.arange(max(start - 1, 0), start + _CHUNK, dtype=float)
         rest = _OTHERS[open_, None] - term
-        log_binomial = _LOG_BINOMIAL[open_, int(term[0]) : start + _CHUNK]
+        log_binomial = _log_binomial()[open_, int(term[0]) : start + _CHUNK]
         low = term * math.log(rate) + rest * math.log1p(-rate) + term * (term - 1) / (2 * noise**2)
-        low += log_binomial + log_ndtr((middle - term) / noise)
+        low += log_binomial + special.log_ndtr((middle - term) / noise)
         high = rest * math.log(rate) + term * math.log1p(-rate) + rest * (rest - 1) / (2 * noise**2)
-        high += log_binomial + log_ndtr((rest - middle) / noise)
+        high += log_binomial + special.log_ndtr((rest - middle) / noise)
         new = np.logaddexp(low, high)[:, 1 if start else 0 :]
         terms = np.hstack([total, new])
         top = terms.max(axis=1, keepdims=True)

@@ -18,10 +18,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import erfcx
 
 from clipwise.accounting.dots import loss, reaches
 from clipwise.accounting.events import StepEvent
+from clipwise.accounting.later import special
 from clipwise.accounting.roots import crossing
 
 _NODES = 121  # of the trapezoid rule, which is very accurate on a normal density
@@ -83,7 +83,7 @@ class Losses:
             tilted = self.at(tilt)
             deviation = math.sqrt(tilted.variance)
             # E exp(-t u) (1 - exp(-u))+ for a normal u of mean 0: what delta is, apart from the chance to get there.
-            near, far = erfcx(np.array([tilt, tilt + 1]) * deviation / math.sqrt(2)).tolist()
+            near, far = special.erfcx(np.array([tilt, tilt + 1]) * deviation / math.sqrt(2)).tolist()
             share = (near - far) / 2
             log_share = min(math.log(share), _HUGE) if share > 0 else -_HUGE
             return self.log_chance(tilted, plain) + log_share - math.log(delta)

@@ -33,13 +33,13 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
-from scipy.special import ndtr, ndtri
 
 from clipwise import validate
 from clipwise.accounting import pld
 from clipwise.accounting.coarsen import coarsen
 from clipwise.accounting.events import Event, StepEvent, merge
 from clipwise.accounting.joint import joint_noise_multiplier
+from clipwise.accounting.later import special
 
 FALSE_POSITIVE_RATES = (0.001, 0.01, 0.05)  # that a statement shows: one in a thousand, in a hundred, in twenty
 # Levels of noise, beyond which they are put together on the safe side: a statement is to take a second or two at most. With
@@ -108,7 +108,7 @@ def _evaluate(events: tuple[StepEvent, ...], rates: tuple[float, ...]) -> tuple[
         return (1.0,) * len(rates)
     if all(event.sample_rate == 1 for event in events):
         mu = 1 / joint_noise_multiplier([event.noise_multiplier / math.sqrt(event.count) for event in events])
-        return tuple(_rounded_up(float(ndtr(mu * (1 + 1e-12) + ndtri(rate))), rate) for rate in rates)
+        return tuple(_rounded_up(float(special.ndtr(mu * (1 + 1e-12) + special.ndtri(rate))), rate) for rate in rates)
     least = np.array(rates)
     with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):
         for removal in (True, False):

@@ -15,6 +15,7 @@ from torch.optim import SGD, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSpr
 
 from clipwise import guards
 from clipwise.automatic import rule
+from clipwise.automatic.inputs import Scaled
 from clipwise.optim import WeightAverage
 from clipwise.run import Run
 from clipwise.types import BadArgument
@@ -26,12 +27,12 @@ _NORMALISING = (Adam, AdamW, NAdam, RAdam, Adamax, RMSprop)
 class Pilot:
     """Sets the rate of an optimizer before each of its steps."""
 
-    def __init__(self, run: Run, optimizer: Optimizer, average: WeightAverage, rate: float):
+    def __init__(self, run: Run, optimizer: Optimizer, average: WeightAverage, rate: float, scaled: Scaled):
         check_optimizer(optimizer)
         self._run, self._optimizer, self._average = run, optimizer, average
         self._rate, self.rise = rate, 0.0
         self._hook = optimizer.register_step_pre_hook(lambda *_: self._set_rate())
-        self._concluded = False
+        self._concluded, self._scaled = False, scaled
         run.on_close(self._hook.remove)
         run.on_close(self.conclude)
         self._write(rate)
@@ -79,7 +80,9 @@ class Pilot:
         return max(0.0, squares / (numbers * self._noise_std() ** 2) - 1) * self._run.state.step if numbers else None
 
     def conclude(self) -> None:
-        """Of a run that took all of its steps, say once what held it back: from released and public values alone."""
+        """The weights that are released take inputs as they are. Of a run that took all of its steps, say once what held it back: from
+        released and public values alone."""
+        self._scaled.fold()
         plan, signal = self._run.plan, self.signal()
         if (
             plan.private

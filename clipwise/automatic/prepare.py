@@ -1,6 +1,6 @@
 """All that an automatic run measures before its first step, in a run of its own on the same ledger.
 
-Formal guarantee: what is released here is one histogram (measure.py) and the rounds of a race (race.py). Their events follow from
+Formal guarantee: what is released here is two histograms (inputs.py, measure.py) and the rounds of a race (race.py). Their events follow from
 `phases`, a function of public facts; the noise of the training is calibrated with them inside the same target, and each is charged
 before its noise exists. Everything else that this file returns is post-processing. Weights, buffers, modes and
 generators are put back, so that the training begins where the user's model was.
@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader
 from clipwise import guards, modes, plans
 from clipwise.automatic import rule
 from clipwise.automatic.choice import Choice
+from clipwise.automatic.inputs import Scaled, first_layer, found_scale
 from clipwise.automatic.measure import Look, first_look
 from clipwise.automatic.pilot import Pilot, adam, check_optimizer
 from clipwise.automatic.race import race
@@ -52,7 +53,10 @@ class Prepared(NamedTuple):
 def phases(mechanism: Mechanism, facts: Facts) -> tuple[Phase, ...]:
     """What the measuring costs, before anything is read."""
     plan = _measuring(mechanism, facts)
-    found = [Phase("histogram of gradient norms", plan.histogram_noise)]
+    found = [
+        Phase("histogram of input sizes", plan.input_noise),
+        Phase("histogram of gradient norms", plan.histogram_noise),
+    ]
     for number, each in enumerate(plan.rounds, 1):
         found.append(Phase(f"race, round {number}: steps", each.noise, each.rates * each.steps, each.part))
         found.append(Phase(f"race, round {number}: scores", each.score_noise))
@@ -66,19 +70,19 @@ def _measuring(mechanism: Mechanism, facts: Facts) -> rule.Measuring:
             "epochs=None: the rate that a run finds depends on its length; give the epochs that are planned"
         )
     if mechanism.noise_multiplier is not None:
-        return rule.measuring(rule.mu_of_steps(sample_rate, mechanism.noise_multiplier, steps), steps)
+        return rule.measuring(rule.mu_of_steps(sample_rate, mechanism.noise_multiplier, steps), steps, facts.records)
     if mechanism.epsilon is None or mechanism.delta is None:
         raise BadArgument(
             "epsilon=None and noise_multiplier=None: give exactly one of the two, such as epsilon=3.0"
             if mechanism.epsilon is None
             else "delta=None: a target epsilon holds at some delta; give one well below 1 / size of the data set, such as 1e-5"
         )
-    return rule.measuring(rule.gaussian_mu(mechanism.epsilon, mechanism.delta), steps)
+    return rule.measuring(rule.gaussian_mu(mechanism.epsilon, mechanism.delta), steps, facts.records)
 
 
 def prepare(model: nn.Module, loader: DataLoader[Any], choice: Choice, task: Task, **of_run: Any) -> Prepared:
     """Measure, and find the rate. `of_run` are arguments of `Run` that the training will have too."""
-    optimizer = adam(model.parameters())
+    optimizer, layer = adam(model.parameters()), first_layer(unwrapped(model), task, loader)
     run = Run(model, optimizer, loader, choice.mechanism, choice.performance, before=phases, **of_run)
     try:
         measuring = _measuring(run.mechanism, run.facts)
@@ -86,14 +90,18 @@ def prepare(model: nn.Module, loader: DataLoader[Any], choice: Choice, task: Tas
         with _as_it_was(model):
             modes.to_training(model)
             run.engine.install()
-            look = first_look(run, task, events[0])
-            method = _clipping(run.plan.method, task, look.median_norm)
+            scale = found_scale(run, task, layer, events[0])
+            run.on_close(Scaled(run.model, layer, scale).undo)
+            look = first_look(run, task, events[1])
+            method = _clipping(run.plan.method, task, look.median_norm, run.facts.records * measuring.mu)
             run.stepper.plan = dataclasses.replace(run.plan, method=method)
-            results = race(run, optimizer, task, measuring, look, events[1:])
+            results = race(run, optimizer, task, measuring, look, events[2:])
     finally:
         run.close()
     rate = rule.chosen_rate(results, run.facts.records)
     found = dataclasses.replace(method, rate=rate, median_norm=look.median_norm)
+    if scale != 1:
+        found = dataclasses.replace(found, input_scale=scale, input_layer=layer)
     mechanism = choice.mechanism.model_copy(update={"method": found, "method_options": {}})
     return Prepared(mechanism, run, _said(run, found, task, look, measuring, results))
 
@@ -106,7 +114,9 @@ def found_before(folder: str | Path, mechanism: Mechanism) -> Mechanism:
         return mechanism
     kept = saved.facts["run"].get("method_options", {})
     found = {
-        name: kept.get(name) for name in ("rate", "median_norm", "threshold", "gamma") if getattr(method, name) is None
+        name: kept.get(name)
+        for name in ("rate", "median_norm", "input_scale", "input_layer", "threshold", "gamma")
+        if getattr(method, name) is None
     }
     return mechanism.model_copy(update={"method": dataclasses.replace(method, **found), "method_options": {}})
 
@@ -122,11 +132,11 @@ def said_again(run: Run) -> tuple[str, ...]:
     )
 
 
-def _clipping(method: Any, task: Task, median: float | None) -> Auto:
+def _clipping(method: Any, task: Task, median: float | None, worth: float) -> Auto:
     if not isinstance(method, Auto):
         raise ClipwiseError(f"method {method.name!r} finds no rate")
     stated = method.threshold is not None or method.gamma is not None
-    return method if stated else dataclasses.replace(method, gamma=rule.gamma_for(task.kind, median))
+    return method if stated else dataclasses.replace(method, gamma=rule.gamma_for(task.kind, median, worth))
 
 
 @contextmanager
@@ -158,13 +168,14 @@ def _said(
         + (f"; median loss there: {_shown(look.median_loss)}" if task.kind == "values" else ""),
         "clipping: " + _clips(found),
         task.said,
+        *_scaled(found),
         _cost(run),
     ]
     few = rule.too_few(measuring, records)
     notes = (
         None if not plan.private else few,
         rule.far_off(look.median_loss),
-        rule.small_inputs(look.median_norm, task.blank_norm),
+        rule.small_inputs(look.median_norm, task.blank_norm) if found.input_scale is None else None,
     )
     if found.median_norm is None:
         said.append(
@@ -184,6 +195,15 @@ def _cost(run: Run) -> str:
         f"measuring took {parts}, inside epsilon: noise multiplier {run.plan.noise_multiplier:.4g}, and {without:.4g} without it "
         f"({more:+.1%})"
     )
+
+
+def _scaled(found: Auto) -> list[str]:
+    if found.input_scale is None:
+        return []
+    return [
+        f"inputs are badly scaled: those of the first layer ({found.input_layer or 'the model itself'!r}) are multiplied by {found.input_scale:g} in training, and at "
+        "its end its weights instead: the model that is released takes inputs as they are"
+    ]
 
 
 def _clips(found: Auto) -> str:
@@ -239,4 +259,6 @@ def accompany(
     average = WeightAverage(run.model.parameters(), decay or 0.0, weight=weight)
     method = run.plan.method
     found = method.rate if choice.finds_rate and isinstance(method, Auto) else None
-    return average, None if found is None else Pilot(run, optimizer, average, found)
+    if found is None or not isinstance(method, Auto):
+        return average, None
+    return average, Pilot(run, optimizer, average, found, Scaled(run.model, method.input_layer, method.input_scale))

@@ -47,8 +47,29 @@ class Bins(NamedTuple):
 
 NORMS = Bins(-10, 2)  # half octaves from 2**-10 to 2**20, which holds every norm that was seen (2e-4 to 3e4)
 LOSSES = Bins(-30, 1)  # octaves from 1e-9 to 1e9: squares of targets from 3e-5 to 3e4, in whatever unit they are
-HISTOGRAM_SHARE = 0.01  # of the budget, as a square of Gaussian-DP mu
+HISTOGRAM_SHARE = 0.01, 0.06  # least and most of the budget, as a square of Gaussian-DP mu
+READABLE = (
+    1 / 13
+)  # of the records: between the two, the share at which the noise of a bin, of two histograms, is at most this
 STANDS_OUT = 3.0  # standard deviations of its noise: a bin below is taken for empty
+WINDOW, SEEN = (
+    4,
+    4.0,
+)  # bins that lie together, and deviations of the noise of their sum: no median where no window has as much (of noise alone
+# it has with probability 0.2 %, where one bin of 60 above 3 deviations has 8 %, and would set a rate of any size)
+
+# -- the scale of the inputs
+
+SCALE_BASE, SCALE_MOST = (
+    4.0,
+    15,
+)  # s is a power of it, at most that one either way; of 2, so that it is exact in floating point
+SMALL, LARGE = (
+    0.5,
+    4.0,
+)  # lengths of inputs below, and outputs above, are badly scaled: of unit vectors nothing changes, nor of inputs up to 7
+SCALES = 2 * SCALE_MOST + 1  # bins
+INPUT_SHARE = 0.001  # of the budget, as a square of Gaussian-DP mu: nearly all records of a data set are in one or two of the bins
 
 # -- the race
 
@@ -57,6 +78,9 @@ GUESS = 0.77  # first rate = GUESS / sqrt(J T): between 2 / (J sqrt T), right fo
 # LINEAR_GUESS / (J sqrt T), of which FACTOR is trained at, 1.2 / (J sqrt T). Best constants there (research/nothing_to_tune, lin4.py, 2 to 6 seeds):
 # svhn features 1.1 at epsilon 1 and 0.6 to 2.6 alike at 3 and 8, AG News 0.9 to 1.7, Fashion-MNIST by scattering 3 to 6, which the race corrects.
 LINEAR_GUESS = 2.0
+# Of values it is 2 l / (J sqrt T), l the median loss, where that is lower: noise then moves an output by about one of the errors that it begins with.
+# Diabetes (309 rows, epsilon 1, 4 splits) has its best R^2 at .6 of it, and -1 at 7 times that.
+MADE_LOSS = 0.25  # where no loss was seen: targets about 1/2 from the outputs, as of values in -1..1
 RATES = 5  # of the race
 SPACING = 2.5  # between neighbouring rates: the race spans a factor of 39, best rates were 0.2 to 2 times the guess
 # What the race can tell is its signal over its noise, sqrt(RACE_LENGTH) RACE_PART / RACE_NOISE, and so is its price. At the same price a
@@ -71,6 +95,7 @@ SCORE_SHARE = 0.01  # of the budget, as a square of Gaussian-DP mu
 FACTOR = 0.6  # rate of the training over the one that the race likes: on the low side, since it may rise but not fall
 PRIOR = 1.5  # in log rate: how far from its middle the race may lead where the scores say nothing
 SOFTNESS = 0.01  # of a score a record: rates this close are as good as each other
+CERTAIN = 3.0  # deviations of the noise of a difference: rates that are this much (and SOFTNESS) worse than the best one do not count at all
 NOISES = 3.0  # ... or so many standard deviations of the scores' noise
 FAR = 100.0  # median loss of values at the first weights: squared, targets are ten away from outputs; y gave 0.9 of R^2, 100 + 30 y 0.8
 HARDLY = 2**0.25  # longer than the gradient of a blank input: as far as the bin of a median can be wrong
@@ -81,7 +106,10 @@ TELLING = 0.05  # of a score a record: with more noise than this the race says l
 BETAS = (0.9, 0.99)  # of Adam
 ADAM_EPS = 1e-12  # far below the noise on any gradient (1e-7 at 10^7 records): Adam's steps do not depend on it
 GAIN, REACH, AFTER = 0.02, 0.9, 1 / 3  # of log rate a step; most of it in all; of the run, from when on
-GAMMA_OVER_MEDIAN = 2.0  # gamma over J for values: normalised gradients of a squared loss would fit the median
+# gamma over J for values, at most, and the records times mu below which it is less, in proportion: normalised gradients of a squared loss would fit the
+# median of the targets, but gradients far below gamma are lost in noise. R^2 in points (research/nothing_to_tune): hours a week (32,561 records,
+# epsilon 1) 12.7 at gamma .01, 17.9 at 2 J; 4,000 made records at epsilon 1 90.5, 87.8, 71.7 at 0, .3, 2 J; diabetes 39.1, 33.6, 20.5 at 0, .5, 2 J.
+GAMMA_OVER_MEDIAN, WORTH = 2.0, 8000.0
 PLAIN_BATCH = 64  # records, without privacy: no noise makes larger batches worth their epochs
 PLAIN_RATE = 2e-3  # of Adam without privacy, where no noise sets a scale
 
@@ -102,9 +130,11 @@ class Round(NamedTuple):
 
 
 class Measuring(NamedTuple):
-    """What is released before the training: one histogram, then the rounds. Public, and all that its cost depends on."""
+    """What is released before the training: two histograms, then the rounds. Public, and all that its cost depends on."""
 
-    histogram_noise: float  # noise std / 1
+    mu: float  # what the budget is worth
+    input_noise: float  # of the histogram of inputs: noise std / 1
+    histogram_noise: float  # of the one of norms: noise std / 1
     rounds: tuple[Round, ...]
 
 
@@ -143,10 +173,15 @@ def mu_of_steps(sample_rate: float, noise_multiplier: float, steps: int) -> floa
     return sample_rate * math.sqrt(steps * math.expm1(min(700.0, noise_multiplier**-2)))
 
 
-def measuring(mu: float, steps: int) -> Measuring:
-    """The releases before a training of so many steps, in a budget that is worth mu."""
-    histogram, score = (1 / (mu * math.sqrt(share)) for share in (HISTOGRAM_SHARE, SCORE_SHARE))
-    return Measuring(histogram, (Round(RATES, max(2, round(RACE_LENGTH * steps)), RACE_NOISE, score, RACE_PART),))
+def measuring(mu: float, steps: int, records: int) -> Measuring:
+    """The releases before a training of so many steps on so many records, in a budget that is worth mu."""
+    least, most = HISTOGRAM_SHARE
+    readable = 2 / (READABLE * records * mu) ** 2
+    shares = (INPUT_SHARE, min(max(readable, least), most), SCORE_SHARE)
+    inputs, norms, score = (1 / (mu * math.sqrt(share)) for share in shares)
+    return Measuring(
+        mu, inputs, norms, (Round(RATES, max(2, round(RACE_LENGTH * steps)), RACE_NOISE, score, RACE_PART),)
+    )
 
 
 def too_few(plan: Measuring, records: int) -> str | None:
@@ -196,14 +231,36 @@ def far_off(median_loss: float | None) -> str | None:
     )
 
 
+def scale_place(inputs: Any, outputs: Any) -> Any:
+    """The bin of each record, by the power of SCALE_BASE that it wants: 0 for one that is well scaled. `inputs` is the length of what one
+    place of the first layer sees, which is to the gradient of its weights what 1 is to that of its bias: too small, it is brought
+    to 1..4. `outputs` is the root mean square of the layer's outputs, about 0.6 for inputs of about 1 at torch's first weights: too large, it is
+    brought to 1/4..1, where inputs are long too. Bin -1 is for one whose size is not known."""
+    up, down = (-(size.clamp_min(1e-30).log2() / math.log2(SCALE_BASE)) for size in (inputs, outputs))
+    powers = up.ceil().where(inputs < SMALL, down.floor().where((outputs > LARGE) & (inputs > LARGE), 0.0))
+    known = inputs.isfinite() & outputs.isfinite() & (inputs > 0)
+    return (powers.nan_to_num(0.0).clamp(-SCALE_MOST, SCALE_MOST) + SCALE_MOST).where(known, -1.0).long()
+
+
+def input_scale(noised: Sequence[float], noise_std: float) -> float:
+    """What the first layer's inputs are multiplied by: the power that most records want, 1 where none stands out of the noise."""
+    most = max(noised)
+    return SCALE_BASE ** (list(noised).index(most) - SCALE_MOST) if most >= STANDS_OUT * noise_std else 1.0
+
+
 def histogram_place(numbers: Any, bins: Bins) -> Any:
     """The bin of each (finite) number of a tensor; the first for those that are not above 0."""
     return (bins.an_octave * (numbers.clamp_min(1e-30).log2() - bins.lowest)).floor().clamp(0, BINS - 1).long()
 
 
 def median(noised: Sequence[float], noise_std: float, bins: Bins) -> float | None:
-    """From a noised histogram, between the ends of the bin that holds it; None where no bin stands out of the noise."""
-    seen = [count if count >= STANDS_OUT * noise_std else 0.0 for count in noised]
+    """From a noised histogram, between the ends of the bin that holds it; None where nothing stands out of the noise."""
+    sums = [sum(noised[at : at + WINDOW]) for at in range(BINS - WINDOW + 1)]
+    best = sums.index(max(sums))
+    if sums[best] < SEEN * math.sqrt(WINDOW) * noise_std:
+        return None
+    near = range(best, best + WINDOW)
+    seen = [max(0.0, n) if n >= STANDS_OUT * noise_std or at in near else 0.0 for at, n in enumerate(noised)]
     total, below = sum(seen), 0.0
     for place, count in enumerate(seen):
         if count and below + count >= total / 2:
@@ -212,10 +269,10 @@ def median(noised: Sequence[float], noise_std: float, bins: Bins) -> float | Non
     return None
 
 
-def gamma_for(kind: Kind, median: float | None) -> float | None:
-    """What is added to a norm before its gradient is divided by it: so much that gradients below the median keep their sizes, or
-    None, next to nothing."""
-    return None if kind == "classes" or median is None else GAMMA_OVER_MEDIAN * median
+def gamma_for(kind: Kind, median: float | None, worth: float) -> float | None:
+    """What is added to a norm before its gradient is divided by it: of values so much that gradients below the median keep their sizes, where
+    records times mu are `worth` it; None is next to nothing."""
+    return None if kind == "classes" or median is None else GAMMA_OVER_MEDIAN * min(1.0, worth / WORTH) * median
 
 
 def score_of_losses(losses: Any, first: float) -> Any:
@@ -223,13 +280,20 @@ def score_of_losses(losses: Any, first: float) -> Any:
     return first / (first + losses.clamp_min(0.0))
 
 
-def first_guess(norm: float | None, loss: float | None, steps: int, *, linear: bool) -> float:
-    """The middle of the race; `norm` and `loss` are medians at the first weights, the latter of values alone."""
-    if loss is not None:  # then the unit of the losses, which is in their gradients too, cancels
-        return GUESS * math.sqrt(loss / ((norm or 1.0) * steps))
-    if linear and norm is not None:
-        return LINEAR_GUESS / (norm * math.sqrt(steps))
-    return GUESS / math.sqrt((norm or 1.0) * steps)
+def first_guess(
+    norm: float | None, loss: float | None, steps: int, *, kind: Kind, linear: bool, made: float | None = None
+) -> float:
+    """The middle of the race; `norm` and `loss` are medians at the first weights, the latter of values alone. Where they were not seen, `made`
+    stands for the norm (that of a made record's gradient; of values, over the root of its loss), and MADE_LOSS for the loss."""
+    unit = 1.0 if kind == "classes" else MADE_LOSS if loss is None else loss
+    seen = norm if norm is not None else (made or 1.0) * math.sqrt(unit)
+    between = GUESS * math.sqrt(
+        unit / (seen * steps)
+    )  # of values the unit of the losses, which is in their gradients too, cancels
+    all_noise = LINEAR_GUESS * unit / (seen * math.sqrt(steps))
+    if kind == "values":
+        return min(between, all_noise)
+    return all_noise if linear and norm is not None else between
 
 
 def race_rates(plan: Measuring, middle: float, results: Sequence[Result]) -> tuple[float, ...]:
@@ -247,8 +311,8 @@ def chosen_rate(results: Sequence[Result], records: int) -> float:
     support = [
         score / records / soft - ((log - middle) / PRIOR) ** 2 / 2 for score, log in zip(scores, logs, strict=True)
     ]
-    most = max(support)
-    weights = [math.exp(each - most) for each in support]
+    most, worst = max(support), max(scores) - (SOFTNESS * records + CERTAIN * math.sqrt(2) * noise_std)
+    weights = [math.exp(each - most) if score >= worst else 0.0 for each, score in zip(support, scores, strict=True)]
     return FACTOR * math.exp(sum(w * log for w, log in zip(weights, logs, strict=True)) / sum(weights))
 
 

@@ -48,16 +48,86 @@ def test_the_unit_of_a_loss_changes_neither_its_score_nor_the_first_rates():
     one, other = (rule.score_of_losses(unit * losses, unit * 0.5) for unit in (1.0, 4.0))
     assert one.tolist() == other.tolist()
     assert one.tolist() == pytest.approx([1.0, 0.5, 1 / 7, 0.0, 1.0])
-    for linear in (False, True):
-        first, second = (rule.first_guess(n, loss, 200, linear=linear) for n, loss in ((3.0, 0.5), (12.0, 2.0)))
-        assert first == pytest.approx(second)
-    assert rule.first_guess(3.0, 1.0, 200, linear=True) == rule.first_guess(3.0, None, 200, linear=False)
+    for unit in (1.0, 4.0, 0.01):
+        assert guess(3.0 * unit, 0.5 * unit, 200, kind="values") == pytest.approx(guess(3.0, 0.5, 200, kind="values"))
+    assert guess(3.0, 1.0, 200, kind="values") == guess(3.0, None, 200)
 
 
 def test_the_first_guess_of_a_linear_model_goes_with_one_over_its_norms():
-    assert rule.first_guess(4.0, None, 100, linear=True) == pytest.approx(rule.LINEAR_GUESS / 40)
-    assert rule.first_guess(4.0, None, 100, linear=False) == pytest.approx(rule.GUESS / 20)
-    assert rule.first_guess(None, None, 100, linear=True) == rule.first_guess(1.0, None, 100, linear=False)  # not seen
+    assert guess(4.0, None, 100, linear=True) == pytest.approx(rule.LINEAR_GUESS / 40)
+    assert guess(4.0, None, 100) == pytest.approx(rule.GUESS / 20)
+
+
+def test_noise_moves_the_outputs_of_few_rows_of_values_by_about_one_of_their_errors():
+    """By hand, a squared loss of .04: the error is .2, J = 2 (.2) |output's gradient|, and lr sqrt(T) |output's gradient| is .2 too."""
+    rate = guess(2 * 0.2 * 3.0, 0.04, 100, kind="values")
+    assert rate * math.sqrt(100) * 3.0 == pytest.approx(0.2)
+    assert rate < rule.GUESS * math.sqrt(0.04 / (1.2 * 100))
+
+
+def test_where_the_median_was_not_seen_a_made_record_stands_for_it():
+    assert guess(None, None, 100, linear=True) == guess(1.0, None, 100)
+    assert guess(None, None, 100, made=4.0) == guess(4.0, None, 100)
+    seen = guess(4.0 * math.sqrt(0.09), 0.09, 100, kind="values")
+    assert guess(None, 0.09, 100, kind="values", made=4.0) == pytest.approx(seen)
+    assert guess(None, None, 100, kind="values", made=4.0) > seen  # takes a larger loss for granted
+
+
+def guess(norm, loss, steps, **how):
+    return rule.first_guess(norm, loss, steps, **{"kind": "classes", "linear": False, **how})
+
+
+def test_gradients_of_values_keep_more_of_their_sizes_the_more_records_there_are():
+    assert rule.gamma_for("classes", 3.0, 1e6) is None
+    assert rule.gamma_for("values", None, 1e6) is None
+    assert rule.gamma_for("values", 3.0, 1e6) == rule.GAMMA_OVER_MEDIAN * 3.0
+    assert rule.gamma_for("values", 3.0, rule.WORTH / 100) == pytest.approx(rule.GAMMA_OVER_MEDIAN * 0.03)
+
+
+def test_noise_alone_gives_no_median():
+    """In 2,000 histograms of noise; a threshold for single bins of 3 deviations let 8 % of them through, with a median of any size."""
+    noise = torch.randn(2000, rule.BINS, generator=torch.Generator().manual_seed(0))
+    assert sum(rule.median(each.tolist(), 1.0, rule.NORMS) is not None for each in noise) <= 20
+
+
+def test_few_records_get_a_histogram_that_can_be_read():
+    mu = rule.gaussian_mu(1.0, 1e-5)
+    few, many = (rule.measuring(mu, 200, records) for records in (400, 100_000))
+    assert math.sqrt(2) * few.histogram_noise <= 1.2 * rule.READABLE * 400
+    assert many.histogram_noise == pytest.approx(1 / (mu * math.sqrt(rule.HISTOGRAM_SHARE[0])))
+    assert rule.measuring(mu, 200, 10).histogram_noise == pytest.approx(1 / (mu * math.sqrt(rule.HISTOGRAM_SHARE[1])))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "power"),
+    [
+        (3.8, 0.3, 0),  # digits as they are
+        (1.0, 0.006, 0),  # a bag of words
+        (0.5, 0.1, 0),
+        (0.038, 0.003, 3),  # digits x 0.01, brought to 2.4
+        (380.0, 27.0, -3),  # x 100, outputs brought to 0.42
+        (380.0, 1.0, 0),  # weights that fit long inputs
+        (2.0, 27.0, 0),  # large weights
+        (1e-9, 1e-9, 15),
+        (0.0, 0.1, None),
+        (math.nan, 1.0, None),
+        (1.0, math.inf, None),
+    ],
+)
+def test_what_a_record_wants_its_input_multiplied_by(inputs, outputs, power):
+    (place,) = rule.scale_place(torch.tensor([inputs]), torch.tensor([outputs])).tolist()
+    assert place == (-1 if power is None else power + rule.SCALE_MOST)
+
+
+def test_the_scale_is_what_most_records_want():
+    counts = [0.0] * rule.SCALES
+    assert rule.input_scale(counts, 10.0) == 1.0
+    counts[rule.SCALE_MOST + 3] = 25.0
+    assert rule.input_scale(counts, 10.0) == 1.0  # in the noise
+    counts[rule.SCALE_MOST + 3] = 35.0
+    assert rule.input_scale(counts, 10.0) == 64.0
+    counts[rule.SCALE_MOST - 2] = 300.0
+    assert rule.input_scale(counts, 10.0) == 1 / 16
 
 
 def test_gradients_that_are_hardly_longer_than_those_of_a_blank_input_are_said():
@@ -85,6 +155,15 @@ def test_the_rate_follows_the_scores_and_without_them_stays_in_the_middle():
     assert drowned == pytest.approx(flat, rel=1e-2)
 
 
+def test_rates_that_are_certainly_worse_do_not_count():
+    """Ten hidden layers: five scores of which one is right, and a mean over all of them that was a third too high."""
+    rates = (0.01, 0.02, 0.04, 0.08, 0.16)
+    found = rule.chosen_rate([rule.Result(rates, (100, 300, 80, 90, 100), 24.0)], 1000)
+    assert found == pytest.approx(rule.FACTOR * 0.02)
+    unsure = rule.chosen_rate([rule.Result(rates, (100, 300, 80, 90, 100), 60.0)], 1000)
+    assert unsure > 1.1 * found
+
+
 def test_the_rate_rises_late_only_and_within_its_reach():
     assert rule.next_rise(0.0, -5.0, 10, 200) == 0.0  # early
     assert rule.next_rise(0.0, -5.0, 100, 200) == pytest.approx(rule.GAIN)  # downhill: faster
@@ -93,7 +172,7 @@ def test_the_rate_rises_late_only_and_within_its_reach():
 
 
 def test_too_few_records_are_said_beforehand():
-    plan = rule.measuring(rule.gaussian_mu(1.0, 1e-5), 200)
+    plan = rule.measuring(rule.gaussian_mu(1.0, 1e-5), 200, 500)
     assert "500 records are few" in rule.too_few(plan, 500)
     assert rule.too_few(plan, 50_000) is None
 

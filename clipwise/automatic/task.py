@@ -8,6 +8,7 @@ the same engine has looked at, and the functions here work row by row.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -41,8 +42,10 @@ class Task(NamedTuple):
     right: Callable[[Any], Tensor] | None  # of a batch: (rows,), in 0..1; None where the model learns values
     said: str
     linear: bool = False  # whether outputs are linear in the parameters that are trained: a public fact of the model
-    blank_norm: float | None = (
-        None  # of the gradient at an input of zeros and the first class: another; None where that says nothing
+    # Lengths of gradients of made records, public too; None where that cannot be tried:
+    blank_norm: float | None = None  # an input of zeros, and the first class
+    made_norm: float | None = (
+        None  # an input of noise, and the first class, or a value 1 from the output; over the root of the loss of values
     )
 
 
@@ -75,7 +78,7 @@ def of_outputs(model: nn.Module, compare: Compare, loader: DataLoader[Any]) -> T
         (lambda batch: right(*of(batch))) if classes else None,
         said,
         linear,
-        blank_norm(model, rows, inputs, target) if classes and inputs.is_floating_point() else None,
+        *_of_made(model, rows, inputs, target, classes),
     )
 
 
@@ -141,13 +144,33 @@ def is_linear(model: nn.Module, like: Tensor) -> bool:
         return False
 
 
-def blank_norm(model: nn.Module, rows: Compare, inputs: Tensor, target: Tensor) -> float | None:
-    """Length of the gradient of a made record: inputs of zeros, and the first class. None where that cannot be tried."""
+def _of_made(
+    model: nn.Module, rows: Compare, inputs: Tensor, target: Tensor, classes: bool
+) -> tuple[float | None, float | None]:
+    """`blank_norm` and `made_norm` of a task."""
+    if not inputs.is_floating_point():
+        return None, None
+    first = torch.zeros_like(target)
+    noise = torch.randn(inputs.shape, generator=torch.Generator().manual_seed(0)).to(inputs)
+    if classes:
+        blank, made = (
+            length_of(model, partial(lambda x: rows(model(x), first), x)) for x in (torch.zeros_like(inputs), noise)
+        )
+        return blank, made
+
+    def root() -> Tensor:
+        out = model(noise)
+        return 2 * rows(out, out.detach() + 1).sqrt()  # whose gradient is that of the loss over the root of the loss
+
+    return None, length_of(model, root)
+
+
+def length_of(model: nn.Module, losses: Callable[[], Tensor]) -> float | None:
+    """Of the gradient of these losses. None where that cannot be tried."""
     trained = [p for p in model.parameters() if p.requires_grad]
     try:
         with evaluating(model), torch.enable_grad():
-            loss = rows(model(torch.zeros_like(inputs)), torch.zeros_like(target)).sum()
-            found = [g for g in torch.autograd.grad(loss, trained, allow_unused=True) if g is not None]
+            found = [g for g in torch.autograd.grad(losses().sum(), trained, allow_unused=True) if g is not None]
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
         return None
     return float(torch.cat([g.flatten() for g in found]).norm()) if found else None

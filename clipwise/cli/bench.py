@@ -17,7 +17,7 @@ from clipwise.cli import output
 from clipwise.types import BadArgument
 
 if TYPE_CHECKING:
-    from clipwise.lab.bench.compare import Comparison
+    from clipwise.lab.bench.compare import Comparison, Effort
 
 
 _AGAINST = "plain,opacus"
@@ -40,6 +40,13 @@ def bench(
     against: Annotated[str, typer.Option(help="What to compare with: plain, opacus, or both.")] = _AGAINST,
     models: Annotated[str | None, typer.Option(help="Names, separated by commas; all without it.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Measured rounds; by default as many as are stable.")] = None,
+    seconds: Annotated[float, typer.Option(help="To time each model for; 60 gives what docs/bench.md has.")] = 60.0,
+    release: Annotated[
+        Path | None, typer.Option(help="A checkout of an earlier release, to be timed in the same rounds.")
+    ] = None,
+    keep: Annotated[
+        Path | None, typer.Option(help="A file for the rows of each model; a run that was broken off goes on from it.")
+    ] = None,
     device: Annotated[str, typer.Option(help="Where the steps run: cpu, cuda, cuda:1, ... (docs/gpu.md).")] = "cpu",
     quick: Annotated[bool, typer.Option("--quick", help="Four small models, fewer rounds: two minutes.")] = False,
     markdown: Annotated[Path | None, typer.Option(help="Write the tables, and how they were made, here.")] = None,
@@ -77,32 +84,58 @@ def bench(
             raise BadArgument(f"against={against!r}: --methods compares our methods with `fixed`; leave it out")
         _bench_methods(models, rounds, quick, markdown, as_json)
         return
-    _bench_steps(against, models, rounds, device, quick, markdown, as_json)
+    import dataclasses
+
+    from clipwise.lab.bench.compare import QUICK, Effort
+
+    effort = QUICK if quick else Effort(seconds=validate.positive("seconds", seconds))
+    effort = dataclasses.replace(effort, rounds=rounds, release=None if release is None else _checkout(release))
+    _bench_steps(against, models, effort, device, quick, markdown, keep, as_json)
+
+
+def _checkout(folder: Path) -> str:
+    if not (folder / "clipwise" / "__init__.py").is_file():
+        raise BadArgument(
+            f"release={str(folder)!r} holds no package clipwise; make one by git worktree add FOLDER COMMIT"
+        )
+    return str(folder)
 
 
 def _bench_steps(
-    against: str, models: str | None, rounds: int | None, device: str, quick: bool, markdown: Path | None, as_json: bool
+    against: str,
+    models: str | None,
+    effort: Effort,
+    device: str,
+    quick: bool,
+    markdown: Path | None,
+    keep: Path | None,
+    as_json: bool,
 ) -> None:
     import dataclasses
+    import json
 
+    from clipwise import durable
     from clipwise.devices import usable
     from clipwise.lab.bench import report, workloads
-    from clipwise.lab.bench.compare import QUICK, Effort, compare, methods_against
+    from clipwise.lab.bench.compare import RELEASE, Comparison, compare, methods_against
 
     peers, notices = methods_against(_names("against", against))
     chosen = workloads.choose(None if models is None else _names("models", models), quick=quick)
     chosen = [dataclasses.replace(workload, device=usable(device)) for workload in chosen]
-    effort = dataclasses.replace(QUICK if quick else Effort(), rounds=rounds)
+    peers += [RELEASE] if effort.release else []
+    begun = Comparison(**json.loads(keep.read_text())) if keep is not None and keep.exists() else None
     console = output.messages()
     for notice in notices:
         console.print(f"note: {notice}", markup=False, highlight=False)
     with shown(as_json) as show:
 
         def write(comparison: Comparison) -> None:
+            if keep is not None:
+                durable.write(keep, json.dumps(dataclasses.asdict(comparison)))
             if markdown is not None:
                 markdown.write_text(report.markdown(comparison, _command()), encoding="utf-8")
 
-        comparison = compare(chosen, peers, effort, show, write)
+        comparison = compare(chosen, peers, effort, show, write, begun)
     comparison.notices += notices
     write(comparison)
     if as_json:

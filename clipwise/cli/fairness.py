@@ -54,6 +54,7 @@ def fairness(
     from clipwise.lab.fairness import show
     from clipwise.lab.fairness.study import compare
     from clipwise.lab.report import grouped_bars, plots
+    from clipwise.lab.report.figures import Figure
     from clipwise.training.folder import finite
 
     options = {"data": data, "model": model, "epochs": epochs, "batch": batch, "lr": lr, "delta": delta}
@@ -76,7 +77,7 @@ def fairness(
     command = _command(file, options, methods, epsilon, groups or [], group_by, seeds, quick)
     made.about(command).write(folder)  # `clipwise report` draws the folder as it does any study
     drawn: list[tuple[Any, Any]] = [
-        *((figure, plots.png) for figure in show.to_figures(rows)),
+        *((chart, plots.png if isinstance(chart, Figure) else grouped_bars.png) for chart in show.to_charts(rows)),
         *((bars, grouped_bars.png) for bars in show.to_bars(rows)),
     ]
     pictures = {f"{chart.name}.png": png(chart) for chart, png in drawn}

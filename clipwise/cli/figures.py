@@ -17,11 +17,11 @@ def figures(
     made_only: Annotated[bool, typer.Option("--made-only", help="Made data alone: no run on MNIST.")] = False,
     as_json: output.JsonOption = False,
 ) -> None:
-    """Draw what needs no study: DC-SGD's Figures 2, 3 and 4, and OSO-DPSGD's Figure 1."""
-    from clipwise.lab.figures import made_figures, seen_figures
+    """Draw what needs no study: DC-SGD's Figures 2, 3, 4 and 8, DP-SGD-Global-Adapt-V2's Figure 2, and OSO-DPSGD's Figure 1."""
+    from clipwise.lab.figures import along_figures, made_figures, seen_figures
     from clipwise.lab.figures.page import write_page
 
-    drawn = made_figures() + ([] if made_only else seen_figures())
+    drawn = made_figures() + ([] if made_only else seen_figures() + along_figures())
     command = f"clipwise figures --publish {publish}{' --made-only' if made_only else ''}"
     page = write_page(drawn, publish, _PAGE, command)
     if as_json:

@@ -47,9 +47,13 @@ class Auto(Method):
     )
     rate: float | None = option(None, "found: Adam's learning rate at the start; lr= states one")
     median_norm: float | None = option(None, "found: median of the gradients' norms at the first weights")
+    input_scale: float | None = option(None, "found: what the first layer's inputs are multiplied by in training")
+    input_layer: str | None = option(
+        None, "found: the name of that layer; at the end its weights are multiplied instead"
+    )
 
     def __post_init__(self) -> None:
-        for name in ("threshold", "gamma", "rate", "median_norm"):
+        for name in ("threshold", "gamma", "rate", "median_norm", "input_scale"):
             if getattr(self, name) is not None:
                 validate.positive(name, getattr(self, name), "give a finite number above 0, or leave it out")
 

@@ -6,11 +6,11 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from scipy.special import softmax
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 
+from clipwise.accounting.later import special
 from clipwise.estimators.base import PrivateEstimator
 from clipwise.types import BadArgument
 
@@ -94,7 +94,7 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """The probability of each of `classes_`, a row a row of X."""
-        return np.asarray(softmax(self._outputs(X), axis=1))
+        return np.asarray(special.softmax(self._outputs(X), axis=1))
 
     def predict(self, X: Any) -> np.ndarray:
         """The likeliest class of each row."""

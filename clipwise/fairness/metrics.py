@@ -131,8 +131,6 @@ def equalised_odds_difference(
 def roc_auc(targets: Array, scores: Array) -> Measure:
     """Area under the ROC curve; for more than two classes the mean of one against the rest, over the classes that have
     records. `scores` has a column for each class, or is the score of class 1."""
-    from sklearn.metrics import roc_auc_score
-
     targets, scores = np.asarray(targets), np.asarray(scores, dtype=float)
     if len(targets) != len(scores):
         raise BadArgument(f"scores: {len(scores)} rows for {len(targets)} records; give one for each")
@@ -144,8 +142,17 @@ def roc_auc(targets: Array, scores: Array) -> Measure:
         return Measure(None, ONE_CLASS)
     columns = binary_columns(scores)
     known = [c for c in columns if (targets == c).sum() > 0]
-    value = float(np.mean([roc_auc_score(targets == c, columns[c]) for c in known]))
+    value = float(np.mean([_area(targets == c, columns[c]) for c in known]))
     return Measure(value, _left_out(len(columns) - len(known), "classes without records") if len(columns) > 1 else "")
+
+
+def _area(of_class: Array, scores: Array) -> float:
+    """The share of pairs, one of the class and one not, that the scores order rightly, equal ones by half: by ranks, which
+    equal scores share. scikit-learn has the same number, and is a second of every run to import."""
+    _, place, equal = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(equal) - (equal - 1) / 2)[place]
+    ones = int(of_class.sum())
+    return float((ranks[of_class].sum() - ones * (ones + 1) / 2) / (ones * (len(scores) - ones)))
 
 
 def binary_columns(scores: Array) -> dict[int, Array]:

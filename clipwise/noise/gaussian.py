@@ -10,10 +10,10 @@ sums (Mironov 2012); see docs/threat_model.md.
 
 from __future__ import annotations
 
-import functools
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from typing import Any
 
@@ -32,6 +32,9 @@ STREAM = 2  # counted up when the numbers that a key gives change: a redone step
 # 2.3 ns in pieces of 2^17 pairs, 2.7 of 2^15, 3.5 of 2^13 (one thread, beside other work).
 _PAIRS = 1 << 17
 _PAIRS_ON_DEVICE = 1 << 18  # where each operation has a launch to pay for; chosen, never measured
+_ONE_THREAD = (
+    1 << 15
+)  # numbers that torch hands to one thread: the grain of its parallel loops (at::internal::GRAIN_SIZE)
 _BYTES = 12  # of keystream, a pair
 _ZEROS = memoryview(bytes(_BYTES * _PAIRS))
 
@@ -40,8 +43,9 @@ class _Room:
     """Memory to make normal numbers in, of one type: kept from step to step, because fresh memory costs more than the arithmetic
     (204,000 numbers: 9 ns each with new buffers, 3 with these), and filled again for each piece, so that it stays in the cache.
 
-    All of it is made by one thread: torch would hand a half of each operation to another core, and where cores do not share a
-    cache, numbers that go from one to the other take longer than the arithmetic. It is numpy's, whose log, sin and cos take half
+    A piece is made by one thread: torch would hand a half of each operation to another core, and where cores do not share a
+    cache, numbers that go from one to the other take longer than the arithmetic. Threads take whole pieces (3.2 million numbers: 7.7
+    ms with one, 4.5 with two). It is numpy's, whose log, sin and cos take half
     of what torch's take (AVX-512 of an AMD EPYC; 1.4 against 3.5 ns for a log, a sine and a cosine).
     """
 
@@ -72,7 +76,7 @@ class GaussianNoise:
         self._step = -1
         self._streams = 0
         self._process = os.getpid()
-        self._rooms: dict[torch.dtype, _Room] = {}
+        self._rooms: dict[torch.dtype, list[_Room]] = {}  # one a thread
 
     def add(self, sums: Sequence[Tensor], std: float, *, step: int, cut: Cut | None = None) -> tuple[Tensor, ...]:
         """sums + N(0, std^2), in the sums' own memory, so that no sum without its noise is left behind. Each query of a
@@ -98,7 +102,7 @@ class GaussianNoise:
     def _add_on(self, device: torch.device, sums: Sequence[Tensor], std: float, cut: Cut | None) -> None:
         """Noise from the query's next stream on sums of one device."""
         stream, self._streams = self._streams, self._streams + 1
-        wide = torch.float64 if any(total.dtype == torch.float64 for total in sums) else torch.float32
+        wide = torch.float64 if any([total.dtype == torch.float64 for total in sums]) else torch.float32
         sizes = [total.numel() for total in sums]
         if std == 0 or sum(sizes) == 0:
             return
@@ -106,43 +110,101 @@ class GaussianNoise:
         # One stream of pieces for all tensors: many small ones would each pay for a cipher and a dozen small operations,
         # while the noise of a large model, drawn whole, would go through memory again and again.
         waiting = [(place, total.view(-1)) for place, total in zip(places, sums, strict=True) if total.numel()][::-1]
-        size = 2 * (_PAIRS if in_host_memory(device) else _PAIRS_ON_DEVICE)
-        while waiting:
-            # The pieces from that of the next number on, as far as there are numbers in each.
-            first = waiting[-1][0] // size
-            start = first * size
-            for piece in self._standard_normal(device, stream, length, wide, first):
-                mine, numbers = _take(waiting, start, piece)
-                if len(mine) == 1:
-                    mine[0].add_(numbers[0], alpha=std)
-                else:
-                    torch._foreach_add_(mine, numbers, alpha=std)
-                start += size
-                if not waiting or waiting[-1][0] >= start + size:
-                    break
+        if not in_host_memory(device):
+            for piece in _pieces(waiting, 2 * _PAIRS_ON_DEVICE, length):
+                piece.add(self._standard_normal(device, stream, piece.index, piece.count, wide, None), std)
+            return
+        pieces = _pieces(waiting, 2 * _PAIRS, length)
+        shares = _shares(pieces, torch.get_num_threads())
+        rooms = self._rooms_for(len(shares), min(_PAIRS, _pairs_for(length)), wide)
+
+        inference = torch.is_inference_mode_enabled()
+
+        def work(share: Sequence[_Piece], room: _Room) -> None:
+            with torch.inference_mode(inference):  # a thread begins without
+                for piece in share:
+                    numbers = self._standard_normal(device, stream, piece.index, piece.count, wide, room)
+                    piece.add(numbers, std, alone=len(shares) == 1)
+
+        if len(shares) == 1:
+            work(pieces, rooms[0])
+            return
+        with ThreadPoolExecutor(
+            len(shares) - 1
+        ) as pool:  # made for this: no thread of ours is there when a loader forks
+            others = [pool.submit(work, *each) for each in zip(shares[1:], rooms[1:], strict=True)]
+            work(shares[0], rooms[0])
+            for other in others:
+                other.result()
 
     def _standard_normal(
-        self, device: torch.device, stream: int, length: int, wide: torch.dtype, first: int = 0
-    ) -> Iterator[Tensor]:
-        """The numbers of a stream in pieces, from the `first` on, each good until the next."""
+        self, device: torch.device, stream: int, index: int, count: int, wide: torch.dtype, room: _Room | None
+    ) -> Tensor:
+        """So many numbers of a piece of a stream: in a room of the host, good until its next, or where there is none on the device."""
         where = {"step": self._step, "rank": self._rank, "stream": stream}
-        if in_host_memory(device):
-            most = _PAIRS
-            room = self._room_for(min(most, _pairs_for(length)), wide)
-            draw = functools.partial(room.next, self._key.keystream(**where, block=first * most * _BYTES // 16))
+        if room is None:
+            words = Stream(self._key, device, **where, block=index * _PAIRS_ON_DEVICE * _BYTES // (4 * WORDS))
+            made = _made_on_device(words, wide, _pairs_for(count))
         else:
-            most = _PAIRS_ON_DEVICE
-            words = Stream(self._key, device, **where, block=first * most * _BYTES // (4 * WORDS))
-            draw = functools.partial(_made_on_device, words, wide)
-        for start in range(2 * most * first, length, 2 * most):
-            count = min(length - start, 2 * most)
-            yield draw(_pairs_for(count)).flatten()[:count]
+            keystream = self._key.keystream(**where, block=index * _PAIRS * _BYTES // 16)
+            made = room.next(keystream, _pairs_for(count))
+        return made.flatten()[:count]
 
-    def _room_for(self, pairs: int, wide: torch.dtype) -> _Room:
-        room = self._rooms.get(wide)
-        if room is None or room.pairs < pairs:
-            room = self._rooms[wide] = _Room(pairs, wide)
-        return room
+    def _rooms_for(self, threads: int, pairs: int, wide: torch.dtype) -> list[_Room]:
+        rooms = self._rooms.setdefault(wide, [])
+        if rooms and rooms[0].pairs < pairs:
+            rooms.clear()
+        rooms += [_Room(pairs, wide) for _ in range(threads - len(rooms))]
+        return rooms[:threads]
+
+
+class _Piece:
+    """Which numbers of a stream go where: `sizes` of those that nobody here holds, and of those of `mine`, in turns."""
+
+    __slots__ = ("count", "index", "mine", "sizes")
+
+    def __init__(self, index: int, count: int):
+        self.index, self.count = index, count
+        self.mine: list[Tensor] = []
+        self.sizes: list[int] = []
+
+    def add(self, numbers: Tensor, std: float, *, alone: bool = True) -> None:
+        """`alone`: whether no other piece is added at the same time."""
+        whole = self.sizes == [0, self.count, 0]
+        mine, parts = self.mine, [numbers] if whole else list(numbers.split(self.sizes))[1::2]
+        if not alone:
+            mine, parts = ([some for t in each for some in t.split(_ONE_THREAD)] for each in (mine, parts))
+        if len(mine) == 1:
+            mine[0].add_(parts[0], alpha=std)
+        else:
+            torch._foreach_add_(mine, parts, alpha=std)
+
+
+def _pieces(waiting: list[tuple[int, Tensor]], size: int, length: int) -> list[_Piece]:
+    """Off a stack of flat tensors, each with its place in a stream of that length, all pieces that they have a part in."""
+    pieces = []
+    while waiting:
+        index = waiting[-1][0] // size
+        at, end = index * size, min((index + 1) * size, length)
+        piece = _Piece(index, end - at)
+        while waiting and waiting[-1][0] < end:
+            place, flat = waiting.pop()
+            count = flat.numel()  # len() of a tensor takes longer than an addition
+            if place + count > end:
+                waiting.append((end, flat[end - place :]))
+                flat, count = flat[: end - place], end - place
+            piece.mine.append(flat)
+            piece.sizes += [place - at, count]
+            at = place + count
+        piece.sizes.append(end - at)
+        pieces.append(piece)
+    return pieces
+
+
+def _shares(pieces: list[_Piece], threads: int) -> list[list[_Piece]]:
+    """Pieces side by side for each thread: as torch shares out the work that the sums were made by."""
+    threads = max(1, min(threads, len(pieces)))
+    return [pieces[len(pieces) * i // threads : len(pieces) * (i + 1) // threads] for i in range(threads)]
 
 
 def _made_on_device(stream: Stream, wide: torch.dtype, pairs: int) -> Tensor:
@@ -173,20 +235,3 @@ def _box_muller(ops: Any, u: Any, angle: Any, even: Any, odd: Any) -> None:
 
 def _pairs_for(count: int) -> int:
     return -(-count // 2)
-
-
-def _take(waiting: list[tuple[int, Tensor]], start: int, piece: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """Off a stack of flat tensors, each with its place, what lies in this piece, as views; and the numbers for them."""
-    at, end = start, start + piece.numel()
-    mine: list[Tensor] = []
-    sizes: list[int] = []  # of numbers that nobody here holds, and of those of `mine`, in turns
-    while waiting and waiting[-1][0] < end:
-        place, flat = waiting.pop()
-        size = flat.numel()  # len() of a tensor takes longer than an addition
-        if place + size > end:
-            waiting.append((end, flat[end - place :]))
-            flat, size = flat[: end - place], end - place
-        mine.append(flat)
-        sizes += [place - at, size]
-        at = place + size
-    return mine, list(piece.split([*sizes, end - at]))[1::2]

@@ -1,5 +1,7 @@
 """The noise is normal, keyed, independent, and never drawn twice."""
 
+import threading
+
 import pytest
 import torch
 from scipy import stats
@@ -194,3 +196,17 @@ def test_a_part_of_a_query_gets_the_numbers_that_it_has_in_the_whole(monkeypatch
     assert len(drawn) == 4
     GaussianNoise(Key.from_seed(1)).add([torch.zeros(4)], 1.0, step=0, cut=Cut((2 * PIECE,), len(whole)))
     assert len(drawn) == 5, "no piece before it, and none behind"
+
+
+def test_threads_draw_the_numbers_that_one_draws(monkeypatch):
+    count = 3 * PIECE + 9
+    alone = draw(count)
+    drawn_by = set()
+    made = gaussian._box_muller
+    monkeypatch.setattr(gaussian, "_box_muller", lambda *words: drawn_by.add(threading.get_ident()) or made(*words))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    noise = GaussianNoise(Key.from_seed(1))
+    sums = [torch.zeros(7), torch.zeros(PIECE + 1), torch.zeros(count - PIECE - 8)]
+    assert torch.equal(torch.cat(noise.add(sums, 1.0, step=0)), alone)
+    assert len(drawn_by) == 2
+    assert not any("ThreadPool" in thread.name for thread in threading.enumerate()), "none is left for a fork to meet"

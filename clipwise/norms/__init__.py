@@ -1,6 +1,7 @@
 """Norms: the engine that measures and sums per-example gradients (stage 2 and 4 of the step)."""
 
 from clipwise.norms.bookkeeping import OTHER_PARAMETERS, Bookkeeping
+from clipwise.norms.deferred import Deferred
 from clipwise.norms.loss import ROW_WISE, say_of_loss
 from clipwise.norms.plain import PlainEngine, PlainTape
 from clipwise.norms.refuse import mixing_layers
@@ -10,6 +11,7 @@ __all__ = [
     "OTHER_PARAMETERS",
     "ROW_WISE",
     "Bookkeeping",
+    "Deferred",
     "PlainEngine",
     "PlainTape",
     "Tape",

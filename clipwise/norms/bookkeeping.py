@@ -29,9 +29,8 @@ from clipwise.norms.choice import Chooser
 from clipwise.norms.influence import grown
 from clipwise.norms.kernel import HALF, PER_EXAMPLE, Call, Direct, Kernel, widened_for
 from clipwise.norms.layers import registry as layers
-from clipwise.norms.loss import LossProof, Witness, judged, mark, unwatch, watch
-from clipwise.norms.precision import exact_products
-from clipwise.norms.probe import Probe, probe
+from clipwise.norms.loss import LossProof, Witness, judged, mark, mixed_at, unwatch, watch
+from clipwise.norms.probe import Bare, Probe, probe
 from clipwise.norms.ragged import bags_of, has_packed, leaves_of
 from clipwise.norms.recording import Pass, Receive, SpreadNode, Tap, TapNode, can_hook, hook_on
 from clipwise.norms.refuse import refuse_mixing_layers, refuse_trained_inputs, refuse_transforms
@@ -98,10 +97,11 @@ class Bookkeeping:
         self._output_shapes: dict[
             int, list[torch.Size]
         ] = {}  # of the model, by the rows of the batches that it was looked at with
+        self._output_dims: list[tuple[int, int | None]] = []
         self._square: list[int] = []  # arguments that are as long as the batch in both of their first dimensions
         self._unwatch: Callable[[], Any] | None = None
         self._pass: Pass | None = None
-        self._probing: Probe | None = None
+        self._probing: Probe | Bare | None = None
         self._probed: set[Hashable] = set()  # layouts of inputs that the units have been settled for
         self._probed_modes: set[tuple[Any, ...]] = set()  # of the members
         self._probed_as: Any = None  # the signature of the last call that was probed
@@ -176,6 +176,8 @@ class Bookkeeping:
     def begin_epoch(self) -> None:
         """Buffers and frozen parameters may have been changed since the last epoch; from here on they may not."""
         self._watch.begin()
+        if not self._members.unchanged():
+            self._note_change()
 
     def end_epoch(self) -> None:
         self._watch.end()
@@ -184,15 +186,13 @@ class Bookkeeping:
         self, rows: int, padding: Padding | None = None, records: Any = None, lengths: tuple[int, ...] = ()
     ) -> None:
         """A physical batch of so many rows begins; what an unfinished one left is dropped. `padding`: of a batch that was
-        padded to its longest record. What the loop does with the `records` of the first one is followed (loss/witness.py)."""
+        padded to its longest record. What the loop does with the `records` of the 1st, 2nd, 4th ... is followed (loss/witness.py)."""
         self._watch.begin_once()
         self._over()
-        if not self._members.unchanged():
-            self._note_change()
         self._pass = self.loss.batch = Pass(rows, self.loss, lengths)
         self._padding = padding
         self._calls += 1
-        if records is not None and rows > 1 and self.loss.wants_witness:
+        if records is not None and rows > 1 and self.loss.wants_witness(self._calls):
             self._pass.witness = Witness(rows, records, self._batch_dim)
             self._pass.witness.start()
             weakref.finalize(self._pass, self._pass.witness.leave)  # of a run that is given up in the middle
@@ -237,6 +237,8 @@ class Bookkeeping:
         self._held_back.take()
         self._over()
         self._watch.check(same_members=self._refuse_changed_model())
+        for keep in done.when_done:
+            keep()
         # Taken, not copied: the user's loss keeps the graph alive, and the graph its taps, and they this pass.
         parts, done.parts = done.parts, []
         for p, total in done.shared.values():
@@ -324,6 +326,8 @@ class Bookkeeping:
 
     def _note_outputs(self, out: Any, args: Args, kwargs: Kwargs) -> None:
         """Where the rows are in each output: the dimension that grew from two rows to three when the model was looked at."""
+        if isinstance(self._probing, Bare):
+            return
         leaves = _tensors(out)
         if self._probing is not None:
             n, given = self._probing.rows, leaves_of((args, kwargs))[0]
@@ -334,11 +338,18 @@ class Bookkeeping:
             mark(x, self._pass, dim)
 
     def _with_rows(self, leaves: list[Tensor]) -> list[tuple[Tensor, int | None]]:
-        two, three = (self._output_shapes.get(n, []) for n in (2, 3))
-        if not len(two) == len(three) == len(leaves):
+        known = self._output_dims
+        if len(known) != len(leaves):
             return [(x, None) for x in leaves]
-        dims = [grown(a, b) if x.dim() == len(a) else None for x, a, b in zip(leaves, two, three, strict=True)]
-        return [(x, None if dim is None or dim < 0 else dim) for x, dim in zip(leaves, dims, strict=True)]
+        return [(x, dim if x.dim() == dims else None) for x, (dims, dim) in zip(leaves, known, strict=True)]
+
+    def _dims_of_outputs(self) -> list[tuple[int, int | None]]:
+        """Of each output of the model: how many dimensions it has, and which of them grew with the rows."""
+        two, three = (self._output_shapes.get(n, []) for n in (2, 3))
+        if len(two) != len(three):
+            return []
+        grew = [grown(a, b) for a, b in zip(two, three, strict=True)]
+        return [(len(a), None if dim is None or dim < 0 else dim) for a, dim in zip(two, grew, strict=True)]
 
     def _outputs_with_rows(self, out: Any) -> list[tuple[Tensor, int]]:
         leaves = _tensors(out)
@@ -494,6 +505,9 @@ class Bookkeeping:
             return
         shared = current.is_shared(call)
         self._refuse_gradient(tap, b, shared)
+        if current.foreseen is not None and not current.foreseen.keeps(id(tap), b.movedim(dim, 0)):
+            current.received = False
+            raise mixed_at(tap.name)
         if not current.received:
             self._held_back.put()
         tap.used = current.received = True
@@ -504,7 +518,7 @@ class Bookkeeping:
         # What is measured and summed must not be rounded to half precision again, or the bound would not hold.
         p = next(iter(call.params.values()))
         b, saved = widened_for(p, b), tuple([widened_for(p, s) for s in saved])
-        with exact_products(b.device):
+        with current.exact_products(b.device):
             if shared:
                 current.add_shared(call, call.kernel.direct(call, saved, b))
             else:
@@ -589,7 +603,7 @@ class Bookkeeping:
         if current is None:
             raise RuntimeError("the probe needs an open batch")
 
-        def attempt(units: list[Unit], look: Probe, *given: Any, **named: Any) -> Any:
+        def attempt(units: list[Unit], look: Probe | Bare, *given: Any, **named: Any) -> Any:
             self._probing, self._pass = look, None
             if units is not self._units:
                 self._restore_forwards()
@@ -625,6 +639,7 @@ class Bookkeeping:
             self._probed.add(self._layout(args, kwargs))
             self._probed_as = signature(args, kwargs)
             self._probed_modes.add(self._members.modes())
+            self._output_dims = self._dims_of_outputs()
         finally:
             self._restore_forwards()
             self._replace_forwards()

@@ -33,6 +33,9 @@ class Outer:
         self.call, self.a, self.b, self._finish, self.stacks = call, a, b, finish, stacks
         self.weight, self.bias = "weight" in call.params, "bias" in call.params
 
+    def with_tensors(self, a: Tensor, b: Tensor) -> Outer:
+        return Outer(self.call, a, b, self._finish, stacks=self.stacks)
+
     @property
     def squared_norms(self) -> Tensor:
         return OuterParts([self]).squares()
@@ -78,6 +81,7 @@ class OuterParts:
     """Of one step, of one type and device, with as many rows."""
 
     def __init__(self, parts: Sequence[Outer]):
+        self.all = parts
         self._single: list[Outer] = []
         self._stacks: list[_Stack] = []
         if len(parts) < FEWEST_ALIKE:

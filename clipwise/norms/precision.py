@@ -16,18 +16,26 @@ import torch
 from clipwise.devices import policy
 
 _REDUCED = ("tf32", "bf16")
-_NOTHING = nullcontext()
+NOTHING = nullcontext()
 # As torch.backends asks for them, without the way through Python's attributes.
 _precision, _set_precision = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
 
 
 def exact_products(device: torch.device) -> AbstractContextManager[None]:
-    """float32 is multiplied in float32 for the length of a block; the user's settings are given back. Looked up each time
-    (autocast belongs to a thread), and free of charge where the user has reduced nothing: a step has a block a layer."""
+    """float32 is multiplied in float32 for the length of a block; the user's settings are given back. Nothing is done where
+    nothing is reduced."""
+    if nothing_is_reduced(device):
+        return NOTHING
     reduced = [(each, was) for each in policy(device).precision if (was := _precision(*each)) in _REDUCED]
-    if not reduced and not torch.is_autocast_enabled(device.type):
-        return _NOTHING
     return _restored(device.type, reduced)
+
+
+def nothing_is_reduced(device: torch.device) -> bool:
+    """In this thread, to which autocast belongs."""
+    for backend, product in policy(device).precision:
+        if _precision(backend, product) in _REDUCED:
+            return False
+    return not torch.is_autocast_enabled(device.type)
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from clipwise.devices import with_generators
 from clipwise.norms.influence import Runs, grown, mixing, refuse_influence, refuse_padding
 from clipwise.norms.kernel import Kernel
 from clipwise.norms.layers.registry import NotByRule
+from clipwise.norms.loss.roots import gradients_of
 from clipwise.norms.ragged import Bags, Cut, has_packed
 from clipwise.norms.small_batch import Args, Kwargs, first, is_float, second, small_batch, ways_to_cut
 from clipwise.norms.units import NDIMS, SPREADABLE, Forward, Unit, signature, spread_shape, swapped, tensor_shapes
@@ -44,6 +45,7 @@ COINCIDENCE = (
 _NOISES = 4099  # a prime, so that no two rows of a weight get the same; chosen
 NOT_SPREAD = "a parameter of its own cannot be given one value a row"
 OUTSIDE = "a parameter is used outside its layer's forward"
+_OTHERWISE = "it uses its parameters otherwise than the layer that it is made from"
 PACKED = "it has no fast rule, and takes or returns a PackedSequence"  # whoever packs it may be run row by row
 
 
@@ -68,7 +70,7 @@ class Probe:
             try:
                 out = unit.layer.forward(unit.module, self._tap(unit), *args, **kwargs)
             except NotByRule:
-                raise _Promote(unit, "it uses its parameters otherwise than the layer that it is made from") from None
+                raise _Promote(unit, _OTHERWISE) from None
             if unit.layer.through:
                 given = self.inside
         elif unit.own:
@@ -133,6 +135,27 @@ class Probe:
             return self._spread(out, unit)
 
         return tap
+
+
+class Bare:
+    """In the place of a `Probe`: the layers run as they will, and nothing is noted."""
+
+    rows = 0
+
+    def __init__(self) -> None:
+        self._dummy = torch.zeros((), requires_grad=True)
+
+    def run(self, unit: Unit, original: Forward, args: Args, kwargs: Kwargs) -> Any:
+        if unit.layer is None:
+            with swapped(unit.module.modules(), lambda p: p.detach()):
+                return original(*args, **kwargs)
+        try:
+            return unit.layer.forward(unit.module, self._tap, *args, **kwargs)
+        except NotByRule:
+            raise _Promote(unit, _OTHERWISE) from None
+
+    def _tap(self, out: Tensor, *_: Any, **__: Any) -> Tensor:
+        return out + self._dummy  # which asks for a gradient, as it will
 
 
 class _Watch(torch.autograd.Function):
@@ -235,8 +258,10 @@ def _unsettled(
         runs = Runs(model, attempt, seed)
         try:
             yield runs
-        finally:
-            runs.state.restore()
+        except BaseException:
+            runs.state.restore(whole=True)
+            raise
+        runs.state.restore()
     finally:
         for p, value in zip(parameters, values, strict=True):
             p.data = value
@@ -259,7 +284,13 @@ def _settle(
     while True:
         try:
             settled = _look(units, parameters, call, runs)
-            return Found(settled, runs.may_move, runs.varies), notices
+            if not runs.state.was_written_unseen():
+                return Found(settled, runs.may_move, runs.varies), notices
+            runs.left_by.clear()
+        except Unsupported:
+            if not runs.state.was_written_unseen():
+                raise
+            runs.left_by.clear()
         except _Promote as problem:
             unit = problem.unit
             later = [n for n in NDIMS if unit.ndim is None or n < unit.ndim]
@@ -292,10 +323,10 @@ def _look(units: list[Unit], parameters: list[nn.Parameter], call: _Call, runs: 
             raise _Promote(unit, "its rule leaves a parameter out")
     _refuse_mixing(settled, parameters, looks[3], outs)
 
-    plain = [replace(u, spread=False, own=()) for u in settled]
+    plain, bare = [replace(u, spread=False, own=()) for u in settled], Bare()
 
     def run(batch: Any, **how: Any) -> Any:
-        return runs(batch, plain, Probe(0), **how)
+        return runs(batch, plain, bare, **how)
 
     if any(u.spread or u.own for u in settled):
         for n, batch in batches.items():
@@ -368,7 +399,7 @@ def _refuse_mixing(units: list[Unit], parameters: list[nn.Parameter], look: Prob
         own = [out.select(dim, row) for out, dim in outputs]
         scalar = torch.stack([(x * torch.randn_like(x)).sum() for x in own]).sum()
         try:
-            grads = torch.autograd.grad(scalar, [look.dummy, *parameters], allow_unused=True, retain_graph=True)[1:]
+            grads = gradients_of(scalar, [look.dummy, *parameters])[1:]
         except RuntimeError as error:
             if "use_reentrant" not in str(error):
                 raise

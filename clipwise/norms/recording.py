@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from clipwise.norms.kernel import Call, Part
 from clipwise.norms.loss import LossProof, Trial, Witness
+from clipwise.norms.precision import NOTHING, exact_products
 from clipwise.norms.units import spread_shape
 
 Receive = Callable[[Tensor, tuple[Tensor, ...] | None], None]  # the output gradient; what was kept, None if by the tap
@@ -109,7 +111,14 @@ class Pass:
         self.passes = 0  # judged backward passes that run now: without one the taps take nothing
         self.scale: float | None = None  # that undoes the reduction of the rows
         self.trial: Trial | None = None  # while gradients are only compared
+        self.foreseen: Trial | None = None  # what the pass that runs now must bring to the taps
+        self.when_done: list[
+            Callable[[], None]
+        ] = []  # what was learned of a pass, to be kept when the batch has come to its step
         self.looked_at: set[int] | None = None  # taps that a trial has met, by id, in a pass that had one
+        self._exact_on: set[torch.device] = (
+            set()
+        )  # devices on which nothing was reduced when the backward pass came there
         self.inputs_need_gradients = False  # of the model, in this batch
         self.witness: Witness | None = None  # of what the loop does with the batch
         self.over = False
@@ -118,6 +127,20 @@ class Pass:
         self.shared: dict[int, tuple[nn.Parameter, Tensor]] = {}  # per-example gradients, added over several uses
         self.alone: set[int] = set()  # parameters that `parts` hold, by id
         self.received = False
+
+    def begin(self) -> None:
+        """A backward pass that was not looked at so far."""
+        self.looked_at = self.foreseen = None
+        self._exact_on.clear()
+
+    def exact_products(self, device: torch.device) -> AbstractContextManager[None]:
+        """As the function of that name; the settings are looked up once a pass."""
+        if device in self._exact_on:
+            return NOTHING
+        found = exact_products(device)
+        if found is NOTHING:
+            self._exact_on.add(device)
+        return found
 
     def note(self, call: Call) -> None:
         for role, p in call.params.items():

@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, MutableSequence, MutableSet
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
+from operator import is_
 from types import ModuleType
 from typing import Any
 
@@ -32,6 +34,10 @@ _DEEPEST = 4  # containers and objects below a module: chosen, not measured
 # Bytes that are copied at most, so that a large frozen model is not held twice; beyond, a checksum shows a change. Chosen, not
 # measured.
 _MOST_COPIED = 2**30
+# Bytes of a tensor that is not compared after every run where torch's counter says that nothing was written: a look at a large
+# model would read all of it a dozen times. Compared once at its end; where a write shows that was not counted, all is done again. Chosen,
+# not measured.
+_LARGE = 2**18
 _TORCHS_OWN = frozenset(nn.Module().__dict__) | {"forward"}  # of a module's attributes
 # Hooks that a forward pass registers come with a note in an attribute that they are there (transformers' output_hidden_states):
 # taking back the note alone would register them at every pass.
@@ -51,6 +57,24 @@ class Leaf:
         return isinstance(self.value, int | float | complex | np.number)
 
 
+class Held:
+    """What dictionaries hold, at one moment."""
+
+    def __init__(self, held: list[dict[Any, Any]]):
+        self._empty = [d for d in held if not d]
+        self._full = [d for d in held if d]
+        self._objects = list(self._values())
+
+    def _values(self) -> Iterator[Any]:
+        return chain.from_iterable(map(dict.values, self._full))
+
+    def unchanged(self) -> bool:
+        """Whether they hold the same objects, in the same order."""
+        if any(self._empty) or sum(map(len, self._full)) != len(self._objects):
+            return False
+        return all(map(is_, self._values(), self._objects))
+
+
 class State:
     """Everything that a model holds, at one moment."""
 
@@ -59,9 +83,20 @@ class State:
         self._left_to_copy = _MOST_COPIED
         self._containers: list[tuple[Any, Any]] = []
         self._values: dict[str, tuple[Any, Any, bool]] = {}  # path -> (the object, a copy of its value, kept)
+        self._mutable: list[tuple[str, Any, Any, bool]] = []  # of them those that may have other values in place
+        # Whether values may change though every container holds the same objects: a module that makes them when it is asked.
+        self._made_anew = any(type(m).get_extra_state is not nn.Module.get_extra_state for m in model.modules())
+        self._filled: Held | None = None  # the containers, when they were last filled
+        self._refills = True  # whether something else may be in them
         self._moved: set[str] | None = None  # by `moved`, since when nothing has run; None: anything may have
         for path, leaf in _walk(model, containers=self._containers):
             self._values[path] = (leaf.value, self._copy(leaf.value), leaf.kept)
+            if isinstance(leaf.value, Tensor | np.ndarray):
+                self._mutable.append((path, *self._values[path]))
+        self.exact = False  # whether large tensors are compared after every run
+        self._large = {path: value for path, value, was, _ in self._mutable if _is_large(value, was)}
+        self._counts: dict[str, tuple[int, int]] = {}  # of writes, by path, at the beginning of a run
+        self._lists = [each for each in self._containers if isinstance(each[0], MutableSequence | MutableSet)]
 
     def _copy(self, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -75,10 +110,14 @@ class State:
         get = _GENERATORS.get(type(value))
         return get[0](value) if get else value
 
-    def restore(self) -> None:
-        """All as it was: the same objects in the same places, with the values that they had."""
-        for container, content in self._containers:
-            _refill(container, content)
+    def restore(self, *, whole: bool = False) -> None:
+        """All as it was: the same objects in the same places, with the values that they had. `whole`: whatever `moved` has said."""
+        if whole:
+            self._moved, self._refills = None, True
+        if self._refills:
+            for container, content in self._containers:
+                _refill(container, content)
+            self._filled = Held(self._dictionaries())
         for path, (value, was, _) in self._values.items():
             if self._moved is not None and path not in self._moved:
                 continue
@@ -92,7 +131,8 @@ class State:
                 _put_back(value, was)
             elif isinstance(value, np.ndarray):
                 np.copyto(value, was)
-        self._moved = None
+        self._moved, self._refills = None, True
+        self._counts = {path: _counted(t) for path, t in self._large.items()}
         self.restore_generators()
 
     @property
@@ -106,6 +146,12 @@ class State:
 
     def moved(self) -> dict[str, Leaf]:
         """By name, what is not as it was, with a copy of its value now. Generators move as they like."""
+        if self._as_filled():
+            same = {
+                path: _now(value, kept) for path, value, was, kept in self._mutable if self._wrote(path, value, was)
+            }
+            self._moved, self._refills = set(same), False
+            return same
         found: dict[str, Leaf] = {}
         met = set()
         for path, leaf in _walk(self._model):
@@ -115,12 +161,59 @@ class State:
             if type(leaf.value) in _GENERATORS:
                 continue
             before = self._values.get(path)
-            if before is None or not _unchanged(leaf.value, before[1]):
-                value = leaf.value.detach().clone() if isinstance(leaf.value, Tensor) else leaf.value
-                found[path] = Leaf(value.copy() if isinstance(value, np.ndarray) else value, leaf.kept)
+            if before is None or self._wrote(path, leaf.value, before[1]):
+                found[path] = _now(leaf.value, leaf.kept)
         gone = self._values.keys() - met
-        self._moved = found.keys() | gone
+        self._moved, self._refills = found.keys() | gone, True
         return found
+
+    def _wrote(self, path: str, value: Any, was: Any) -> bool:
+        large = None if self.exact else self._large.get(path)
+        if large is not None and large is value and self._counts.get(path) == _counted(value):
+            return False
+        return not _unchanged(value, was)
+
+    def was_written_unseen(self) -> bool:
+        """Whether a large tensor has other values though no write to it was counted (through `.data`, say). All is put back, and
+        from then on they are compared every time."""
+        self.restore()
+        if self.exact or all([_unchanged(t, self._values[path][1]) for path, t in self._large.items()]):
+            return False
+        self.exact = True
+        self.restore(whole=True)
+        return True
+
+    def _dictionaries(self) -> list[dict[Any, Any]]:
+        plain = [each[0] for each in self._containers if not isinstance(each[0], MutableSequence | MutableSet)]
+        modules = [held for c in plain if isinstance(c, nn.Module) for held in _held_by(c)]
+        return [*(c if isinstance(c, dict) else c.__dict__ for c in plain), *modules]
+
+    def _as_filled(self) -> bool:
+        """Whether all containers hold the very objects that they were filled with."""
+        if self._made_anew or self._filled is None or not self._filled.unchanged():
+            return False
+        for c, was in self._lists:
+            if isinstance(c, MutableSequence) and not (len(c) == len(was) and all(map(is_, c, was))):
+                return False
+            if isinstance(c, MutableSet) and c != was:
+                return False
+        return True
+
+
+def _is_large(value: Any, was: Any) -> bool:
+    if not isinstance(value, Tensor) or isinstance(was, _Checksum) or value.is_inference():
+        return False
+    return value.layout == torch.strided and value.numel() * value.element_size() > _LARGE
+
+
+def _counted(t: Tensor) -> tuple[int, int]:
+    return t._version, t.data_ptr()
+
+
+def _now(value: Any, kept: bool) -> Leaf:
+    """With a copy of the value as it is."""
+    value = value.detach().clone() if isinstance(value, Tensor) else value
+    return Leaf(value.copy() if isinstance(value, np.ndarray) else value, kept)
 
 
 class _Checksum:
@@ -230,8 +323,7 @@ def _inside(value: Any) -> tuple[Any, _Children] | None:
         children += [(k, m, False) for k, m in value._modules.items()]
         # Last, because the last comes first: an attribute that is one of these as well goes by its name here.
         children += [(k, p, True) for held in (value._parameters, value._buffers) for k, p in held.items()]
-        hooks = {name: dict(value.__dict__.get(name, ())) for name in _HOOKS}
-        return (own, dict(value._parameters), dict(value._buffers), hooks), children
+        return (own, *map(dict, _held_by(value))), children
     if isinstance(value, dict):
         return dict(value), [(f"[{k!r}]", v, False) for k, v in value.items()]
     if isinstance(value, list | deque):
@@ -249,16 +341,19 @@ def _inside(value: Any) -> tuple[Any, _Children] | None:
     return dict(attributes), [(k, v, False) for k, v in attributes.items()]
 
 
+def _held_by(module: nn.Module) -> tuple[dict[str, Any], ...]:
+    hooks: list[dict[str, Any]] = [module.__dict__.get(name, {}) for name in _HOOKS]
+    return module._parameters, module._buffers, module._modules, *hooks
+
+
 def _refill(container: Any, content: Any) -> None:
     if isinstance(container, nn.Module):
-        own, parameters, buffers, hooks = content
+        own, *held = content
         for k in [k for k in container.__dict__ if k not in own and k not in _TORCHS_OWN]:
             del container.__dict__[k]
         container.__dict__.update(own)
-        for held, was in ((container._parameters, parameters), (container._buffers, buffers)):
-            _refill(held, was)
-        for name, was in hooks.items():
-            _refill(container.__dict__.get(name, {}), was)
+        for now, was in zip(_held_by(container), held, strict=True):
+            _refill(now, was)
     elif isinstance(container, MutableSequence):  # a list, a deque
         if len(container) != len(content) or any(a is not b for a, b in zip(container, content, strict=True)):
             container.clear()

@@ -49,13 +49,27 @@ class Tape:
         self._parameters = parameters
         self._parts = [each for each in parts if not isinstance(each[1], Outer)]
         self._outer = _by_type([part for _, part in parts if isinstance(part, Outer)])
-        self._scale = scale
+        self.scale = scale
         self.rows = rows
         self._host = in_host_memory(parameters[0].device)
         self._dtypes = set(map(_dtype, parameters))
         # Rounding: of norms, 64 eps over kernel.RUN numbers in 8 lanes, 128 in 4; of weights and their products, 4. Weights
         # shrunk by this much keep the bound true all the same.
         self.slack = max([132 * _eps(dtype) for dtype in self._dtypes])
+
+    @property
+    def outer_alone(self) -> list[Outer] | None:
+        """Its parts, where all are linear layers at one place."""
+        if self._parts or not self._outer:
+            return None
+        return [part for parts in self._outer.values() for part in parts.all]
+
+    def with_outer(self, tensors: Sequence[tuple[Tensor, ...]], rows: int) -> Tape:
+        """A tape of the same layers, all of them linear at one place, with other inputs and output gradients."""
+        layers = zip(self.outer_alone or (), tensors, strict=True)
+        return Tape(
+            self._parameters, [(part.call, part.with_tensors(a, b)) for part, (a, b) in layers], rows, scale=1.0
+        )
 
     @cached_property
     @_exact
@@ -88,7 +102,7 @@ class Tape:
 
     def _measured(self) -> Tensor:
         """The norms; rows with one that is not finite are taken out."""
-        norms = self._squares().sqrt_().mul_(self._scale)
+        norms = self._squares().sqrt_().mul_(self.scale)
         if self._may_have_bad(norms):
             self._drop(~norms.isfinite())
         return norms
@@ -110,7 +124,7 @@ class Tape:
         usable: defaultdict[str, list[Tensor]] = defaultdict(list)
         added: defaultdict[str, list[list[Tensor]]] = defaultdict(blocks.space_for_sums)
         for rows in blocks:
-            norms = squares[rows].add_(blocks.form(rows)).sqrt() * self._scale
+            norms = squares[rows].add_(blocks.form(rows)).sqrt() * self.scale
             if self._may_have_bad(norms):
                 blocks.drop(~norms.isfinite())
             for name, weights in weigh(norms, rows).items():
@@ -141,7 +155,7 @@ class Tape:
             parts.drop_rows(bad)
 
     def _usable(self, weights: Tensor, norms: Tensor) -> Tensor:
-        return torch.where(norms < torch.inf, weights.to(norms), 0.0).mul_(self._scale)
+        return torch.where(norms < torch.inf, weights.to(norms), 0.0).mul_(self.scale)
 
     def _sums(self, usable: Tensor, *, last: bool) -> Iterator[_Sums]:
         usable_as = {dtype: usable.to(wide(dtype)) for dtype in self._dtypes}

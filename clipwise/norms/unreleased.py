@@ -60,9 +60,15 @@ class HeldBack:
         """The step has come: refuse where something else stands there by now."""
         if not self._standing:
             return
-        touched = [p for p, mine in zip(self._parameters, self._stand_ins, strict=True) if p.grad is not mine]
-        self.clear()
+        self._standing, touched = False, []
+        for p, mine in zip(self._parameters, self._stand_ins, strict=True):
+            if p.grad is mine:
+                p.grad = None
+            else:
+                touched.append(p)
         if touched:
+            self._standing = True
+            self.clear()
             raise LoopMisuse(
                 f"p.grad of {self._names.get(id(touched[0]), '?')!r} was set or cleared (zero_grad?) between loss.backward() and "
                 f"optimizer.step(); nothing was changed. Call zero_grad() before backward(); {_INSTEAD}"

@@ -7,36 +7,16 @@ which way the modules' switches stand. `Watch` tells whether a buffer or a froze
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from itertools import chain
-from operator import is_
 from typing import Any
 
 import torch.nn.modules.module as of_all_modules
 from torch import Tensor, nn
 
-from clipwise.norms.state import checksum
+from clipwise.norms.state import Held, checksum
 from clipwise.types import LoopMisuse
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _GLOBAL_HOOKS: list[dict[Any, Any]] = [getattr(of_all_modules, f"_global{name}") for name in _HOOKS]
-
-
-class _Held:
-    """What dictionaries hold, at one moment."""
-
-    def __init__(self, held: list[dict[Any, Any]]):
-        self._empty = [d for d in held if not d]
-        self._full = [d for d in held if d]
-        self._objects = list(self._values())
-
-    def _values(self) -> Iterator[Any]:
-        return chain.from_iterable(map(dict.values, self._full))
-
-    def unchanged(self) -> bool:
-        """Whether they hold the same objects, in the same order."""
-        if any(self._empty) or sum(map(len, self._full)) != len(self._objects):
-            return False
-        return all(map(is_, self._values(), self._objects))
 
 
 class Members:
@@ -45,9 +25,9 @@ class Members:
 
     def __init__(self, model: nn.Module):
         self.modules = list(model.modules())
-        self._tensors = _Held([d for m in self.modules for d in (m._parameters, m._buffers)])
+        self._tensors = Held([d for m in self.modules for d in (m._parameters, m._buffers)])
         hooks = [getattr(m, name) for m in self.modules for name in _HOOKS]
-        self._structure = _Held([*(m._modules for m in self.modules), *hooks, *_GLOBAL_HOOKS])
+        self._structure = Held([*(m._modules for m in self.modules), *hooks, *_GLOBAL_HOOKS])
         # Of torch's own modules they are known; of others they may stand for a branch of the forward pass.
         own = [vars(m) for m in self.modules if not type(m).__module__.startswith("torch.nn.modules.")]
         self._switches = [(d, name) for d in own for name, value in d.items() if isinstance(value, bool | str)]

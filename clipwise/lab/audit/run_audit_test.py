@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from clipwise import step
-from clipwise.automatic import measure, race
+from clipwise.automatic import inputs, measure, race, rule
 from clipwise.automatic.pilot import Pilot
 from clipwise.lab.audit import audit_run
 from clipwise.run import Run
@@ -30,7 +30,7 @@ def caught(only=ONE):
 
 
 @pytest.mark.parametrize("which", ["median_norm", "median_loss"])
-def test_a_median_of_raw_numbers(monkeypatch, which):
+def test_a_mean_of_raw_numbers(monkeypatch, which):
     raw = []
     plain = measure.histogram
     monkeypatch.setattr(measure, "histogram", lambda norms, bins: (raw.extend(norms.tolist()), plain(norms, bins))[1])
@@ -40,13 +40,13 @@ def test_a_median_of_raw_numbers(monkeypatch, which):
         raw.clear()
         look = plain_look(*args)
         finite = [norm for norm in raw if math.isfinite(norm)]
-        return look._replace(**{which: float(torch.tensor(finite).median())})
+        return look._replace(**{which: float(torch.tensor(finite).abs().mean())})
 
     monkeypatch.setattr("clipwise.automatic.prepare.first_look", first_look)
     assert "post-processing" in caught(("1000 u", "1e-30 u"))
 
 
-@pytest.mark.parametrize("which", ["histogram", "scores"])
+@pytest.mark.parametrize("which", ["histogram of sizes", "histogram", "scores"])
 def test_a_measurement_that_is_not_charged(monkeypatch, which):
     plain_release = Run.release
 
@@ -72,6 +72,27 @@ def test_a_measurement_that_is_charged_after_its_noise(monkeypatch):
 
     monkeypatch.setattr(Run, "release", release)
     assert "charged first" in caught()
+
+
+def test_a_scale_from_raw_sizes(monkeypatch):
+    """The largest input sets it, and not the released counts."""
+    largest = [0.0]
+    plain = inputs._rms
+
+    def rms(numbers):
+        found = plain(numbers)
+        largest.append(float(found.nan_to_num(0.0, 0.0).max()))
+        return found
+
+    monkeypatch.setattr(inputs, "_rms", rms)
+    monkeypatch.setattr(rule, "input_scale", lambda *_: 2.0 ** -round(math.log2(max(largest))))
+    assert "post-processing" in caught()
+
+
+def test_two_entries_a_record_in_the_histogram_of_sizes(monkeypatch):
+    plain = inputs._histogram
+    monkeypatch.setattr(inputs, "_histogram", lambda calls, rows: 2 * plain(calls, rows))
+    assert "covered" in caught()
 
 
 def test_scores_from_raw_losses(monkeypatch):

@@ -31,17 +31,16 @@ def caught(monkeypatch_target, method=None, **options):
 def test_missing_noise(monkeypatch, factor):
     plain = GaussianNoise._standard_normal
 
-    def less(self, *stream):
-        for piece in plain(self, *stream):
-            yield piece.mul_(factor)
+    def less(self, *piece):
+        return plain(self, *piece).mul_(factor)
 
     monkeypatch.setattr(GaussianNoise, "_standard_normal", less)
     assert "noise variance" in caught(f"noise x {factor}", steps=60)
 
 
 def test_uniform_noise(monkeypatch):
-    def uniform(self, device, stream, count, wide, first):  # noqa: ARG001
-        yield (torch.rand(count) * 2 - 1) * 3**0.5
+    def uniform(self, device, stream, index, count, *where):  # noqa: ARG001
+        return (torch.rand(count) * 2 - 1) * 3**0.5
 
     monkeypatch.setattr(GaussianNoise, "_standard_normal", uniform)
     assert "noise shape" in caught("uniform noise")
@@ -50,9 +49,9 @@ def test_uniform_noise(monkeypatch):
 def test_noise_used_twice(monkeypatch):
     plain = GaussianNoise._standard_normal
 
-    def halves(self, device, stream, count, wide, first):  # noqa: ARG001
-        (half,) = plain(self, device, stream, (count + 1) // 2, wide)
-        yield torch.cat([half, half])[:count]
+    def halves(self, device, stream, index, count, *where):
+        half = plain(self, device, stream, index, (count + 1) // 2, *where)
+        return torch.cat([half, half])[:count]
 
     monkeypatch.setattr(GaussianNoise, "_standard_normal", halves)
     assert "independence" in caught("the same noise in both halves")
@@ -61,9 +60,9 @@ def test_noise_used_twice(monkeypatch):
 def test_the_same_noise_every_step(monkeypatch):
     plain = GaussianNoise._standard_normal
 
-    def frozen(self, *stream):
+    def frozen(self, *piece):
         self._step = 0
-        yield from plain(self, *stream)
+        return plain(self, *piece)
 
     monkeypatch.setattr(GaussianNoise, "_standard_normal", frozen)
     assert "independence" in caught("the same noise every step")

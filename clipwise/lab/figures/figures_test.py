@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from clipwise.lab.figures import made
+from clipwise.lab.figures import along, made
+from clipwise.lab.figures.along import along_figures
 from clipwise.lab.figures.made import best, error_figure, percentile_figure
 from clipwise.lab.figures.page import write_page
-from clipwise.lab.figures.seen import _gradients, seen_figures
+from clipwise.lab.figures.seen import gradient_rows, seen_figures
 
 
 def test_a_percentile_from_the_histogram_is_within_its_bin():
@@ -36,7 +37,7 @@ def test_gradients_of_single_records():
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
     inputs, targets = torch.randn(5, 2, 2), torch.tensor([0, 1, 2, 0, 1])
     weights = {name: p.detach().clone() for name, p in model.named_parameters()}
-    found = _gradients(model, weights, inputs, targets)
+    found = gradient_rows(model, weights, inputs, targets)
     for row, x, y in zip(found, inputs, targets, strict=True):
         model.zero_grad()
         nn.functional.cross_entropy(model(x[None]), y[None]).backward()
@@ -53,3 +54,15 @@ def test_what_is_seen_during_a_run_and_the_page(tmp_path):
     page = write_page([errors, cosines, percentile_figure(10)], tmp_path, "paper_figures", "clipwise figures")
     assert page.read_text().count("](paper_figures-") == 3
     assert len(list(tmp_path.glob("*.png"))) == 3
+
+
+def test_norms_along_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(along, "RECORDS", 40)
+    monkeypatch.setattr(along, "POINTS", 4)
+    plain, private = along_figures("digits", epochs=1)
+    (curve,) = plain.series
+    assert [s.label for s in private.series] == ["global-adapt", "V2, constant noise", "V2-L", "V2-T", "V2-S"]
+    assert len({s.points for s in private.series}) == 5  # each is a run of its own
+    assert all(point.y > 0 for s in (curve, *private.series) for point in s.points)
+    page = write_page([plain, private], tmp_path, "paper_figures", "clipwise figures").read_text()
+    assert "V2-S from " in page

@@ -9,12 +9,13 @@ The true gradients are public MNIST's and are looked at without noise: a picture
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.optim import Optimizer
 
 from clipwise.clipping.dc_sgd_e import expected_error
 from clipwise.data import load
@@ -31,11 +32,19 @@ BATCH, DRAWS, EPSILON = 256, 20, 8.0  # records; draws of the noise in a mean; a
 def seen_figures(data: str = "mnist", steps: Sequence[int] = STEPS) -> list[Figure]:
     records = load(data)
     model = build_model("cnn", records, seed=0)
-    kept, noise = _weights_at(model, records, steps)
-    inputs, targets = _batch(records)
+    kept, noise = weights_at(
+        model,
+        records,
+        steps,
+        lambda them: torch.optim.Adam(them, lr=1e-3),
+        batch=BATCH,
+        method="fixed",
+        epsilon=EPSILON,
+    )
+    inputs, targets = first_records(records, BATCH)
     errors, cosines = [], []
     for step, weights in kept.items():
-        gradients = _gradients(model, weights, inputs, targets)
+        gradients = gradient_rows(model, weights, inputs, targets)
         norms = gradients.norm(dim=1).double()
         shares = torch.full_like(norms, 1 / len(norms))
         variance = noise**2 * gradients.shape[1] / BATCH**2
@@ -66,11 +75,18 @@ def seen_figures(data: str = "mnist", steps: Sequence[int] = STEPS) -> list[Figu
     ]
 
 
-def _weights_at(model: nn.Module, records: DataSet, steps: Sequence[int]) -> tuple[dict[int, dict[str, Tensor]], float]:
-    """The weights after each of these steps of a private run, and its noise multiplier."""
+def weights_at(
+    model: nn.Module,
+    records: DataSet,
+    steps: Sequence[int],
+    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
+    *,
+    batch: int,
+    **options: Any,
+) -> tuple[dict[int, dict[str, Tensor]], float]:
+    """The weights after each of these steps of a run, and its noise multiplier."""
     kept: dict[int, dict[str, Tensor]] = {}
     size = len(records.train)
-    epochs = math.ceil(max(steps) * BATCH / size)
 
     def keep(line: Mapping[str, Any], _: int) -> None:
         if line["step"] in steps:
@@ -79,24 +95,23 @@ def _weights_at(model: nn.Module, records: DataSet, steps: Sequence[int]) -> tup
     run = fit(
         model,
         records.train,
-        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=1e-3),
-        method="fixed",
-        epsilon=EPSILON,
+        optimizer=optimizer,
         delta=1e-5,
-        epochs=epochs,
-        expected_batch_size=min(BATCH, size),
+        epochs=math.ceil(max(steps) * batch / size),
+        expected_batch_size=min(batch, size),
         seed=0,
         on_step=keep,
+        **options,
     )
     return kept, run.noise_multiplier
 
 
-def _batch(records: DataSet) -> tuple[Tensor, Tensor]:
-    rows = [records.train[k] for k in range(BATCH)]  # the order of the file is random
+def first_records(records: DataSet, count: int) -> tuple[Tensor, Tensor]:
+    rows = [records.train[k] for k in range(count)]  # the order of the file is random
     return torch.stack([x for x, _ in rows]), torch.tensor([int(y) for _, y in rows])
 
 
-def _gradients(model: nn.Module, weights: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
+def gradient_rows(model: nn.Module, weights: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
     """The gradient of each record as a row, one after the other."""
     parameters = {name: value.requires_grad_() for name, value in weights.items()}
     rows = []

@@ -15,14 +15,14 @@ import sys
 import threading
 
 
-def _watch() -> None:
-    while os.read(0, 1):
+def watch(leash: int = 0) -> None:
+    while os.read(leash, 1):
         pass
     os._exit(1)  # nobody is left to read what this process would say
 
 
 def main() -> None:
-    threading.Thread(target=_watch, daemon=True, name="leash").start()
+    threading.Thread(target=watch, daemon=True, name="leash").start()
     sys.argv = sys.argv[1:]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 

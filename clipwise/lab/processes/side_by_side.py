@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 Task = TypeVar("Task")
@@ -30,12 +34,13 @@ class Ended:
 
 
 def side_by_side(
-    tasks: Sequence[Task], command: Callable[[Task], list[str]], jobs: int
+    tasks: Sequence[Task], command: Callable[[Task], list[str]], jobs: int, *, seeded: bool = False
 ) -> Iterator[tuple[Task, Ended]]:
     """Each task with its end, in the order in which they end. `command` prepares a task just before it starts, and gives
-    the module that runs it, and its words."""
+    the module that runs it, and its words. Tasks that are all `seeded` are forks of processes that have done the imports."""
     threads = _threads_each(jobs)
     living: set[subprocess.Popen[str]] = set()
+    idle: list[_Warm] = []
     stop = threading.Event()
     pool = ThreadPoolExecutor(jobs)
     leash, held = os.pipe()  # `held` is never inherited, so that it closes with this process alone
@@ -43,7 +48,14 @@ def side_by_side(
     def run(task: Task) -> tuple[Task, Ended]:
         if stop.is_set():
             return task, Ended(None, "stopped", False, 0.0)
-        return task, run_module(command(task), threads, leash, living)
+        module = command(task)
+        if not seeded:
+            return task, run_module(module, threads, leash, living)
+        warm = idle.pop() if idle else _Warm(threads, leash, living)
+        ended = warm.run(module)
+        if warm.process.poll() is None:
+            idle.append(warm)
+        return task, ended
 
     try:
         waiting: set[Future[tuple[Task, Ended]]] = {pool.submit(run, task) for task in tasks}
@@ -54,8 +66,10 @@ def side_by_side(
     finally:  # Ctrl-C, or a consumer that went away: no process is left behind
         stop.set()
         for process in list(living):
-            process.terminate()
+            _terminate(process)
         pool.shutdown(cancel_futures=True)
+        for warm in idle:
+            warm.close()
         os.close(held)
         os.close(leash)
 
@@ -79,11 +93,65 @@ def run_module(module: list[str], threads: int, leash: int, living: set[subproce
     living.add(process)
     output, messages = process.communicate()
     living.discard(process)
-    seconds = time.perf_counter() - start
+    return _ended(process.returncode, output, messages, time.perf_counter() - start)
+
+
+def _ended(code: int, output: str, messages: str, seconds: float) -> Ended:
     try:
         result = json.loads(output)
     except ValueError:
-        result = {"error": (messages.strip() or f"the process ended with code {process.returncode}")[-2000:]}
-    if process.returncode or "error" in result:
-        return Ended(None, str(result.get("error")), process.returncode < 0, seconds)
+        result = {"error": (messages.strip() or f"the process ended with code {code}")[-2000:]}
+    if code or "error" in result:
+        return Ended(None, str(result.get("error")), code < 0, seconds)
     return Ended(result, None, False, seconds)
+
+
+class _Warm:
+    """A process of warm.py, in a group of its own, with the fork that it runs."""
+
+    def __init__(self, threads: int, leash: int, living: set[subprocess.Popen[str]]) -> None:
+        self._threads, self._living = threads, living
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "clipwise.lab.processes.warm", str(leash)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            pass_fds=(leash,),
+            process_group=0,
+            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+        )
+
+    def run(self, module: list[str]) -> Ended:
+        start = time.perf_counter()
+        self._living.add(self.process)
+        with tempfile.TemporaryDirectory(prefix="clipwise-run-") as folder:
+            output, messages = Path(folder, "output"), Path(folder, "messages")
+            output.touch()
+            messages.touch()
+            code = self._code({"module": module, "output": str(output), "messages": str(messages)})
+            said = [path.read_text(encoding="utf-8", errors="replace") for path in (output, messages)]
+        self._living.discard(self.process)
+        return _ended(code, said[0], said[1], time.perf_counter() - start)
+
+    def _code(self, asked: dict[str, Any]) -> int:
+        """The run's exit code; that of this process, where it has died."""
+        to, answers = self.process.stdin, self.process.stdout
+        if to is None or answers is None:
+            raise ValueError("this process was started without pipes")
+        with suppress(OSError):
+            to.write(json.dumps({**asked, "threads": self._threads}) + "\n")
+            to.flush()
+        answer = answers.readline()
+        return int(json.loads(answer)["code"]) if answer else self.process.wait() or 1
+
+    def close(self) -> None:
+        self.process.communicate()  # closes its standard input, at which it ends
+
+
+def _terminate(process: subprocess.Popen[str]) -> None:
+    """Its fork too, where it has one: that is in its group."""
+    with suppress(ProcessLookupError):
+        if os.getpgid(process.pid) == process.pid:
+            os.killpg(process.pid, signal.SIGTERM)
+        else:
+            process.terminate()

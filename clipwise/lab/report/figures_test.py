@@ -9,6 +9,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from clipwise.lab.report import svg
+from clipwise.lab.report.bars import Bar, bars_png, in_words
 from clipwise.lab.report.figures import Figure, Point, Series, Target, run_figures, thinned
 from clipwise.lab.report.plots import png
 from clipwise.lab.report.study_figures import _point, _spread, study_figures
@@ -180,3 +181,11 @@ def test_a_picture_has_a_line_for_each_schedule_and_the_papers_figures_as_marks(
         (5.0, pytest.approx(0.8429)),
     ]
     assert figure.note == "diamonds: published"
+
+
+def test_bars_as_a_picture_and_in_words():
+    bars = [Bar("one", 90.0, 89.0, 91.0, "90.00 ± 1.00", mark=95.0), Bar("two", 10.0, 10.0, 10.0, "10.00", faint=True)]
+    assert in_words("digits", bars) == "digits: one: 90.00 ± 1.00 (published 95); two: 10.00."
+    alone, both = bars_png("digits", bars[:1]), bars_png("digits", bars)
+    assert alone.startswith(b"\x89PNG")
+    assert int.from_bytes(both[20:24]) > int.from_bytes(alone[20:24])  # a row more is higher

@@ -24,6 +24,7 @@ _MOST_LINES = 16  # of a chart: with more, colours repeat and nothing is seen
 # (file, x, y, title): charts in the order of a row
 _CHARTS = (
     ("metrics.jsonl", "epoch", "accuracy", "accuracy"),
+    ("metrics.jsonl", "epoch", "test_loss", "loss on the test part"),
     ("path.jsonl", "step", "threshold", "clipping threshold"),
     ("path.jsonl", "step", "norm_median", "median of the norms, as released"),
     ("path.jsonl", "step", "upper", "upper bound"),
@@ -53,10 +54,7 @@ def study_curves(about: About, lines: Sequence[_Line], folder: Path) -> list[Fig
                 for variant in dict.fromkeys(line["variant"] for line in shown)
                 if len(points := _mean([files[r["id"]][file] for r in shown if r["variant"] == variant], x, y)) > 1
             ]
-            if len(series) > 1 and all(each.points == series[0].points for each in series):
-                series = [
-                    Series("all methods", series[0].points, marked=False)
-                ]  # one over the other, only the last is seen
+            series = _seen(series)
             if series and (y == "accuracy" or _moves(series)):
                 where = f"{data}, {model}, {heading(at, about.keyed)}"
                 figures.append(_figure(f"{data}-{model}-{y}".replace("/", "-"), f"{where}: {title}", x, title, series))
@@ -70,6 +68,20 @@ def _figure(name: str, title: str, x: str, y: str, series: Sequence[Series]) -> 
     return Figure(
         name=f"by-{x}-{name}", title=title, x_label=x, y_label=y, series=tuple(series), percent=percent, note=note
     )
+
+
+def _seen(series: Sequence[Series]) -> list[Series]:
+    """Lines that lie on each other as one, since only the last of them would be seen: it has all their names."""
+    names: dict[tuple[Point, ...], list[str]] = {}
+    for each in series:
+        names.setdefault(each.points, []).append(each.label)
+    if len(names) == 1 and len(series) > 1:
+        return [Series("all methods", series[0].points, marked=False)]
+    return [Series(_joined(of), points, marked=False) for points, of in names.items()]
+
+
+def _joined(names: Sequence[str]) -> str:
+    return "; ".join(names) if len(names) <= 3 else f"{names[0]} and {len(names) - 1} more"
 
 
 def _moves(series: Sequence[Series]) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from clipwise.lab.report import html
-from clipwise.lab.report.bars import Bar, draw_bars
+from clipwise.lab.report.bars import Bar, bars_png, draw_bars, in_words
 from clipwise.lab.report.figures import Figure
 from clipwise.lab.report.heat import Heat, draw_heat, heat_png
 from clipwise.lab.report.plots import png
@@ -22,6 +22,7 @@ from clipwise.lab.study.tuning_table import tuning_section
 from clipwise.training.folder import RunFolder
 from clipwise.types import BadArgument
 
+MOST_BARS = 32  # of a picture: more are read by nobody
 COLUMNS = ("variant", "data", "model", "target_epsilon", "epsilon", "accuracy", "noise_multiplier", "steps", "seed")
 
 SUMMARY = (
@@ -64,8 +65,11 @@ def write_study_report(folder: str | Path, out: str | Path | None = None) -> Wri
     target = folder if out is None else Path(out)
     drawn = {f"{each.name}.png": png(each) for each in (*figures, *curves)}
     drawn |= {f"{heat.name}.png": heat_png(heat) for heat in heats}
+    columns = {} if about.regret or figures or heats else _columns(about, cells)
+    drawn |= {name: bars_png(title, bars) for name, (title, bars) in columns.items()}
     shown: list[Figure | Heat] = [*figures, *heats, *curves]
-    alts = {target / "report" / f"{each.name}.png": each.alt() for each in shown}
+    alts = {target / "report" / name: in_words(title, bars) for name, (title, bars) in columns.items()}
+    alts |= {target / "report" / f"{each.name}.png": each.alt() for each in shown}
     charts = [html.charts(figures, wide=True)] if figures else []
     charts += [draw_heat(heat) for heat in heats]
     went = [html.section("How the runs went", html.charts(curves))] if curves else []
@@ -166,6 +170,19 @@ def _all_bars(about: About, data: str, model: str, cells: Sequence[Cell]) -> lis
     first = max(seeds, key=lambda at: seeds[at], default=None)
     others = [html.details(titles[at], bars) for at, bars in drawn.items() if at != first]
     return [drawn[first], *others] if first is not None else []
+
+
+def _columns(about: About, cells: Sequence[Cell]) -> dict[str, tuple[str, list[Bar]]]:
+    """Of tables of a single column, which have no other chart of their figures: name of the file -> title and bars."""
+    found = {}
+    for data, model in dict.fromkeys((cell.data, cell.model) for cell in cells):
+        here = [cell for cell in cells if (cell.data, cell.model) == (data, model)]
+        at = {cell.at for cell in here if cell.at is not None}
+        if len(at) == 1 and 2 < len(here) <= MOST_BARS:
+            (only,) = at
+            title = f"{data}, {model}, {heading(only, about.keyed)}"
+            found[f"bars-{data}-{model}.png".replace("/", "-")] = (title, _bars(here, only))
+    return found
 
 
 def _bars(cells: Sequence[Cell], at: float) -> list[Bar]:

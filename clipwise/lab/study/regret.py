@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 
 _KEYS = {"of": str, "grid": list, "development": list}
 WORDS = (
-    "Regret is in points of test accuracy: the best mean of the grid at this task and epsilon, less the variant's own. The grid's best is "
-    "picked on the test records, by the seeds that were run, so that it flatters the grid. A grid that misses more than half of its "
+    "Regret is in points of test accuracy (of 100 R², where numbers are learned): the best mean of the grid at this task and epsilon, less the "
+    "variant's own; below 0 the variant is ahead of all of the grid. The best is picked among the settings that have run with the most seeds (if two "
+    "or more have), on the test records, so that it flatters the grid. A grid that misses more than two thirds of its "
     "settings at a point is left out there. Cross-fitted: the setting that is best on all other seeds is scored on the one that is left out, and "
     "the mean over the seeds is taken, so that nobody is judged by the runs that chose it; among the settings that have run with all of these "
-    "seeds, two or more of them. ± is a standard error, of the spread between seeds on both sides (in the summary, of the mean of its "
-    "cells); that all settings of a seed share batches and noise makes it no smaller."
+    "seeds, two or more of them. Where more seeds were run with a few settings alone, the first ones chose those, and are not scored. ± is a "
+    "standard error, of the spread between seeds on both sides (in the summary, of the mean of its cells); that all settings of a seed share "
+    "batches and noise makes it no smaller."
 )
 
 
@@ -59,6 +61,8 @@ class Place(NamedTuple):
         own = self.others[variant]
         if self.fitted is None or own.spread is None:
             return None
+        if len(self.fitted.scores) < 2:
+            return None
         variances = (statistics.variance(self.fitted.scores), own.spread**2)
         return math.hypot(
             *(math.sqrt(v / n) for v, n in zip(variances, (len(self.fitted.scores), len(own.accuracies)), strict=True))
@@ -84,22 +88,30 @@ def places(asked: Mapping[str, Any], cells: Sequence[Cell]) -> list[Place]:
         here = [cell for cell in cells if (cell.data, cell.model, cell.at) == (data, model, at)]
         grid = [cell for cell in here if cell.variant.startswith(begins)]
         others = {cell.variant: cell for cell in here if not cell.variant.startswith(begins)}
-        if at is not None and asked["of"] in others and 2 * len(grid) > whole:
-            task = f"{data}, {model}"
-            best = max(grid, key=lambda cell: cell.mean)
-            found.append(Place(task, at, task not in asked["development"], best, len(grid), others, cross_fitted(grid)))
+        if at is not None and asked["of"] in others and grid and 3 * len(grid) >= whole:
+            task, held_out = f"{data}, {model}", f"{data}, {model}" not in asked["development"]
+            found.append(Place(task, at, held_out, best_of(grid), len(grid), others, cross_fitted(grid)))
     return found
 
 
+def best_of(grid: Sequence[Cell]) -> Cell:
+    """Among the settings with the most seeds that two of them have: one lucky seed is not held against the mean of three."""
+    most = sorted(len(cell.accuracies) for cell in grid)[-2:][0]
+    return max((cell for cell in grid if len(cell.accuracies) >= most), key=lambda cell: cell.mean)
+
+
 def cross_fitted(grid: Sequence[Cell]) -> Fitted | None:
-    """Leave one seed out: picked by the mean over the others, scored on it. Seeds that less than a quarter of the settings have do not count."""
+    """Leave one seed out: picked by the mean over the others, scored on it. Seeds that one setting alone has do not count; and where some seeds
+    were run with a few settings only, the others, which will have chosen these, are not left out."""
     runs = [dict(zip(cell.seeds, cell.accuracies, strict=True)) for cell in grid]
-    seeds = [s for s in dict.fromkeys(s for run in runs for s in run) if 4 * sum(s in run for run in runs) >= len(runs)]
-    whole = [run for run in runs if all(s in run for s in seeds)]
+    having = {seed: sum(seed in run for run in runs) for run in runs for seed in run}
+    seeds = [seed for seed, count in having.items() if count > 1]
+    whole = [run for run in runs if all(seed in run for seed in seeds)]
     if len(seeds) < 2 or len(whole) < 2:
         return None
+    scored = [seed for seed in seeds if 2 * having[seed] < max(having.values())] or seeds
     scores = []
-    for left_out in seeds:
+    for left_out in scored:
         picked = max(whole, key=lambda run: sum(run[s] for s in seeds if s != left_out))
         scores.append(picked[left_out])
     return Fitted(tuple(scores), len(whole))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clipwise.lab.study.regret import check_regret, cross_fitted, places, regret_section
+from clipwise.lab.study.regret import best_of, check_regret, cross_fitted, places, regret_section
 from clipwise.lab.study.table import Cell
 from clipwise.types import BadArgument
 
@@ -25,7 +25,9 @@ CELLS = [
     _cell("b", "adam, 1", 3.0, 52.0),
     _cell("b", "auto", 3.0, 53.0),
     _cell("b", "quantile", 3.0, 40.0),
-    _cell("b", "sgd, 1", 8.0, 60.0),  # half of the grid, which is not enough
+    _cell("b", "sgd, 1", 8.0, 60.0),  # a quarter of the grid, which is not enough
+    _cell("c", "sgd, 2", None, 60.0),
+    _cell("c", "adam, 2", None, 60.0),
     _cell("b", "auto", 8.0, 10.0),
 ]
 
@@ -53,6 +55,22 @@ def test_what_is_picked_on_some_seeds_is_scored_on_the_others() -> None:
     assert fitted.scores == (85.0, 80.0, 80.0)  # without seed 0 the steady one is best, without another the lucky one
     assert fitted.settings == 2
     assert cross_fitted([_cell("a", "adam, 1", 3.0, 90.0), _cell("a", "adam, 2", 3.0, 91.0)]) is None
+
+
+def test_a_seed_that_chose_which_settings_run_on_is_not_scored() -> None:
+    """Seed 0 ran with all and chose two; its luck would come back if the fit were scored on it."""
+    rest = [_cell("a", f"adam, {i}", 3.0, 70.0) for i in range(3)]
+    grid = [_cell("a", "sgd, 1", 3.0, 99.0, 80.0, 82.0), _cell("a", "sgd, 2", 3.0, 98.0, 84.0, 80.0), *rest]
+    fitted = cross_fitted(grid)
+    assert fitted is not None
+    assert fitted.scores == (80.0, 80.0)  # without seed 1 the first is best, without seed 2 the second
+    assert fitted.settings == 2
+
+
+def test_one_lucky_seed_is_not_held_against_the_mean_of_three() -> None:
+    twice = [_cell("a", "sgd, 1", 3.0, 95.0, 85.0), _cell("a", "sgd, 2", 3.0, 94.0, 84.0)]
+    assert best_of([*twice, _cell("a", "sgd, 3", 3.0, 93.0)]).variant == "sgd, 1"
+    assert best_of([twice[1], _cell("a", "sgd, 3", 3.0, 93.0)]).variant == "sgd, 3"  # nothing to compare two seeds with
 
 
 def test_the_cross_fitted_regret_stands_beside_the_plain_one_with_its_error() -> None:

@@ -22,7 +22,7 @@ from clipwise.lab.results import append_line, only_one, read_results
 from clipwise.lab.study.definition import Study
 from clipwise.lab.study.shared import shared_plan
 from clipwise.lab.study.trial import Trial
-from clipwise.lab.tuning.executors import get_executor
+from clipwise.lab.tuning.executors import forks, get_executor
 from clipwise.lab.tuning.share import one_of
 from clipwise.training.folder import RunFolder
 
@@ -54,7 +54,10 @@ def run_study(
     """Run what is missing. Returns the lines of all finished trials of this study, and the failures of this call. With the
     `executor` "ray" trials are tasks of a Ray cluster, each one process on one core."""
     validate.count("jobs", jobs)
-    execute, folder = get_executor(executor), folder.resolve()  # a worker may stand in another folder
+    execute = get_executor(executor)
+    if executor == "local":
+        execute = forks  # every trial has a seed
+    folder = folder.resolve()  # a worker may stand in another folder
     watcher = watcher or Watcher()
     folder.mkdir(parents=True, exist_ok=True)
     with only_one(folder, "study"):

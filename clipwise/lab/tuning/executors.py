@@ -6,6 +6,7 @@ What is run, what is charged and what is written down is decided in `runner.py`,
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any, Protocol
@@ -32,6 +33,11 @@ def ray(tasks: Sequence[Any], command: Callable[[Any], list[str]], jobs: int | N
     from clipwise.lab.tuning.on_ray import side_by_side_on_ray  # an extra
 
     return side_by_side_on_ray(tasks, command, jobs)
+
+
+def forks(tasks: Sequence[Any], command: Callable[[Any], list[str]], jobs: int | None) -> Iterator[tuple[Any, Ended]]:
+    """As `local`, without the seconds that a process takes to start: for runs that all have a seed."""
+    return side_by_side(tasks, command, jobs or os.cpu_count() or 1, seeded=sys.platform == "linux")
 
 
 EXECUTORS: dict[str, Executor] = {"local": local, "ray": ray}

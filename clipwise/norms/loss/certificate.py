@@ -12,7 +12,8 @@ holds for the number of rows that it was made for.
 from __future__ import annotations
 
 from math import prod
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -28,10 +29,21 @@ _Sizes = tuple[int, ...]
 _NONE, _KNOWN, _NEW, _MARK = range(4)
 
 
+class _Step(NamedTuple):
+    """What was read of one node."""
+
+    name: str
+    values: list[tuple[Any, _Sizes]]  # dtype and sizes of its outputs
+    plain: list[tuple[str, Any]]
+    tensors: list[tuple[str, _Sizes, tuple[float, bool] | None]]  # a number, and whether it is Python's
+    counts: list[tuple[str, _Sizes]]  # tensors that hold the product of these sizes
+    edges: list[tuple[int, int, Any]]
+
+
 class Certificate:
     """Of a graph with one root."""
 
-    __slots__ = ("_constants", "_steps", "rows")
+    __slots__ = ("_constants", "_made", "_steps", "rows")
 
     def __init__(self, reached: Reached, walked: Walk, rows: int):
         ops = walked.ops.values()
@@ -46,7 +58,7 @@ class Certificate:
             return found
 
         order = [reached.roots[0][0][0]]
-        self._steps: list[tuple[Any, ...]] = []
+        self._steps: list[_Step] = []
         for node in order:  # which grows
             met, op = reached.known[node], walked.ops[node]
             edges: list[tuple[int, int, Any]] = []
@@ -61,7 +73,7 @@ class Certificate:
                 else:
                     edges.append((_NEW, nr, None))
                     order.append(child)
-            plain = [(name, type(v), v) for name, v in op.reads if not isinstance(v, Tensor)]
+            plain = [(name, v) for name, v in op.reads if not isinstance(v, Tensor)]
             tensors = [
                 (name, general(tuple(v.shape)), (float(v), is_number(v)) if v.numel() == 1 else None)
                 for name, v in op.reads
@@ -69,8 +81,9 @@ class Certificate:
             ]
             counts = [(name, general(places)) for name, places in op.counts]
             values = [(m.dtype, general(tuple(m.shape))) for m in node._input_metadata]
-            self._steps.append((met.name, values, plain, tensors, counts, edges))
+            self._steps.append(_Step(met.name, values, plain, tensors, counts, edges))
         self._constants = frozenset(sizes)
+        self._made: dict[int, list[tuple[Any, ...]]] = {}  # by the number of rows
 
     @staticmethod
     def possible(reached: Reached, walked: Walk) -> bool:
@@ -92,30 +105,51 @@ class Certificate:
         rows: int = batch.rows
         if self.rows != rows and (self.rows is not None or rows in self._constants):
             return False
-        order = [root.grad_fn]
-        for place, (name, values, plain, tensors, counts, edges) in enumerate(self._steps):
-            node: Any = order[place]
+        order: list[Any] = [root.grad_fn]
+        for place, (name, values, plain, kinds, read, tensors, counts, edges) in enumerate(self._for(rows)):
+            node = order[place]
             if node.metadata or node.name() != name:  # a mark, a hook, words
                 return False
-            for metadata, (dtype, shape) in zip(node._input_metadata, values, strict=True):
-                if metadata.dtype is not dtype or not _as_large(metadata, shape, rows):
-                    return False
-            for attribute, kind, value in plain:
-                now = getattr(node, attribute)
-                if type(now) is not kind or now != value:
-                    return False
+            if [(m.dtype, m.shape) for m in node._input_metadata] != values:
+                return False
+            if read is not None and ((now := read(node)) != plain or tuple(map(type, now)) != kinds):
+                return False
             for attribute, shape, number in tensors:
-                now = getattr(node, attribute)
-                if not isinstance(now, Tensor) or not _as_large(now, shape, rows):
+                saved = getattr(node, attribute)
+                if not isinstance(saved, Tensor) or saved.shape != shape:
                     return False
-                if number is not None and (float(now), is_number(now)) != number:
+                if number is not None and (float(saved), is_number(saved)) != number:
                     return False
-            for attribute, places in counts:
-                if float(getattr(node, attribute)) != prod([rows if n == _ROWS else n for n in places]):
+            for attribute, count in counts:
+                if float(getattr(node, attribute)) != count:
                     return False
             if not _leads_on(node.next_functions, edges, order, batch):
                 return False
         return True
+
+    def _for(self, rows: int) -> list[tuple[Any, ...]]:
+        """The steps as they are to be for a batch of so many rows."""
+        made = self._made.get(rows)
+        if made is None:
+            if len(self._made) >= MOST_KEPT:
+                self._made.clear()
+            made = self._made[rows] = [_concrete(step, rows) for step in self._steps]
+        return made
+
+
+def _concrete(step: _Step, rows: int) -> tuple[Any, ...]:
+    def sizes(shape: _Sizes) -> _Sizes:
+        return tuple([rows if size == _ROWS else size for size in shape])
+
+    values = [(dtype, list(sizes(shape))) for dtype, shape in step.values]  # a list is what a node gives
+    # The last twice, because one name alone would not be given as a tuple.
+    names = [name for name, _ in (*step.plain, *step.plain[-1:])]
+    plain = tuple([value for _, value in (*step.plain, *step.plain[-1:])])
+    read = attrgetter(*names) if names else None
+    tensors = [(name, sizes(shape), number) for name, shape, number in step.tensors]
+    counts = [(name, float(prod(sizes(places)))) for name, places in step.counts]
+    edges = [(kind, nr, (what[0], list(sizes(what[1]))) if kind == _MARK else what) for kind, nr, what in step.edges]
+    return step.name, values, plain, tuple(map(type, plain)), read, tensors, counts, edges
 
 
 class Kept:
@@ -129,20 +163,13 @@ class Kept:
 
     def hold(self, root: Tensor, batch: Any, *, of_rows: bool) -> bool:
         """Whether one of them holds for the graph of `root`: of row losses, or of a loss that is reduced."""
-        found = (self._known.get((of_rows, rows)) for rows in (None, batch.rows))
-        return any([known is not None and known.holds(root, batch) for known in found])
+        general, own = self._known.get((of_rows, None)), self._known.get((of_rows, batch.rows))
+        return (general is not None and general.holds(root, batch)) or (own is not None and own.holds(root, batch))
 
     def keep(self, new: Certificate, *, of_rows: bool) -> None:
         if len(self._known) >= MOST_KEPT:
             del self._known[next(iter(self._known))]  # the oldest
         self._known[of_rows, new.rows] = new
-
-
-def _as_large(value: Any, shape: _Sizes, rows: int) -> bool:
-    sizes = value.shape
-    if len(sizes) != len(shape):
-        return False
-    return not any([a != b and (b != _ROWS or a != rows) for a, b in zip(sizes, shape, strict=True)])
 
 
 def _leads_on(found: Any, edges: list[tuple[int, int, Any]], order: list[Any], batch: Any) -> bool:
@@ -163,6 +190,6 @@ def _leads_on(found: Any, edges: list[tuple[int, int, Any]], order: list[Any], b
             found_mark: Mark | None = marks_of(child).get(nr)
             if found_mark is None or found_mark.batch is not batch or found_mark.dim != what[0]:
                 return False
-            if not _as_large(child._input_metadata[nr], what[1], batch.rows):
+            if child._input_metadata[nr].shape != what[1]:
                 return False
     return True

@@ -15,13 +15,21 @@ from clipwise.types import ClipwiseError
 T = 4
 
 
+class AtOnce(list):
+    def append(self, keep):
+        keep()
+
+
 class Batch:
     def __init__(self, proof, rows):
         self.proof, self.rows = proof, rows
         self.over, self.received, self.passes = False, False, 0
         self.scale = self.witness = self.looked_at = None
-        self.lengths = ()
+        self.lengths, self.when_done = (), AtOnce()
         proof.batch = self
+
+    def begin(self):
+        self.looked_at = None
 
 
 # Sound or not, at some numbers of rows or at all: (rows, T) to a loss.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from math import isclose
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from clipwise.norms.loss.certificate import Certificate, Kept
 from clipwise.norms.loss.graph import Edge, Reached, Row, Walk, reach, walk
 from clipwise.norms.loss.roots import Opened, run_unseen
-from clipwise.norms.loss.rowwise import mixing_layer
+from clipwise.norms.loss.rowwise import foreseen, mixing_layer
 from clipwise.norms.loss.rules.state import (
     ClassWeights,
     Hooked,
@@ -29,12 +30,15 @@ from clipwise.norms.loss.rules.state import (
     constant_of,
 )
 from clipwise.norms.loss.scale import CLOSE, matched
+from clipwise.norms.loss.witness import frames_compiled
 from clipwise.types import ClipwiseError, LoopMisuse, Unsupported
 
 ROW_WISE = "row-wise"  # what a user may declare of a loss
 _DECLARED = "declared by the user: row-wise"
 _ONLY_ONCE = ("use_reentrant", "donated_buffer")  # in torch's words for graphs that run backwards once
-_FOLLOWED = "what the loop computed from the records of its first batch, followed and found to keep rows apart"
+_FOLLOWED = (
+    "what the loop computed from the records of its 1st, 2nd, 4th ... batch, followed and found to keep rows apart"
+)
 _NOT_FOLLOWED = "targets, masks, weights and inputs of each row, taken for data of that record alone"
 
 REMEDIES = (
@@ -100,9 +104,12 @@ class LossProof:
         self.batch: Any = None  # the open one
         self.dummy: Tensor | None = None
 
-    @property
-    def wants_witness(self) -> bool:
-        return self.declared is None and not self._witnessed
+    def wants_witness(self, batches: int) -> bool:
+        """Of the batch of this number. Until one was followed; then of the 2nd, 4th, 8th ..., where nothing was compiled that would
+        be compiled anew for it."""
+        if self.declared is not None:
+            return False
+        return not self._witnessed or (batches & (batches - 1) == 0 and not frames_compiled())
 
     def is_known(self, root: Any, gradient: Any) -> bool:
         """Whether the loss of the open batch has a graph that reads as one that was proved. Else it has to be judged."""
@@ -111,7 +118,7 @@ class LossProof:
             return False
         if not self._is_certified(batch, root, of_rows=False) or constant_of(gradient) != 1:
             return False
-        batch.looked_at = None
+        batch.begin()
         with _Distrust(batch):
             self._set_scale(batch, float(batch.rows) if self.reduction == "mean" else 1.0)
         return True
@@ -125,12 +132,13 @@ class LossProof:
         """Of a pass that was judged, and may run."""
         global _latest
         if walked is not None and not batch.lengths and Certificate.possible(reached, walked):
-            self._certificates.keep(Certificate(reached, walked, batch.rows), of_rows=of_rows)
+            made = Certificate(reached, walked, batch.rows)
+            batch.when_done.append(partial(self._certificates.keep, made, of_rows=of_rows))
             _latest = weakref.ref(self)
 
     def judge(self, batch: Any, reached: Reached, roots: Sequence[Any]) -> None:
         """Raises unless the pass from these roots may reach the taps of `batch`."""
-        batch.looked_at = None
+        batch.begin()
         with _Distrust(batch):
             if batch.rows == 1:  # the loss is this record's own, whatever it is
                 self._set_scale(batch, 1.0)
@@ -138,14 +146,14 @@ class LossProof:
             walked, values = self._proved(batch, reached)
             self._hear_words(reached)
             self._set_scale(batch, float(batch.rows) if self.reduction == "mean" else 1.0)
-            self._verify(batch, (self.reduction, *reached.signature), values)
+            self._verify(batch, (self.reduction, *reached.signature), values, reached.roots if walked else None)
             self._hear_witness(batch, roots, proved=walked is not None)
             if constant_of(reached.roots[0][1]) == 1:
                 self._certify(batch, reached, walked, of_rows=False)
 
     def backward(self, batch: Any, losses: Tensor) -> None:
         """From one loss a row: the sum of them, after a check that they are."""
-        batch.looked_at = None
+        batch.begin()
         with _Distrust(batch):
             self._refuse_shape(batch, losses)
             self._set_scale(batch, 1.0)
@@ -173,7 +181,8 @@ class LossProof:
                 self._unproved += 1
                 if mixes or self._unproved & (self._unproved - 1) == 0:
                     self._verified.discard(("rows", *reached.signature))
-            self._verify(batch, ("rows", *reached.signature), [Row(edge, (batch.rows,), Rows(0))])
+            values = [Row(edge, (batch.rows,), Rows(0))]
+            self._verify(batch, ("rows", *reached.signature), values, reached.roots if walked else None)
             self._hear_witness(batch, [losses], proved=walked is not None)
             self._certify(batch, reached, walked, of_rows=True)
 
@@ -232,7 +241,7 @@ class LossProof:
 
     def _hear_witness(self, batch: Any, roots: Sequence[Any], *, proved: bool) -> None:
         witness = batch.witness
-        if witness is None or self._witnessed:
+        if witness is None:
             return
         if witness.used is not None:
             raise self._refusal(Unknown("a number in it was read from the records of the batch"))
@@ -276,11 +285,16 @@ class LossProof:
             )
         batch.scale = scale
 
-    def _verify(self, batch: Any, signature: tuple[str, ...], values: list[Row]) -> None:
+    def _verify(self, batch: Any, signature: tuple[str, ...], values: list[Row], proved: Sequence[Any] | None) -> None:
+        """`proved`: the roots of a graph that was."""
         if signature in self._verified or self.dummy is None or not values:
             return
         try:
-            name = mixing_layer(batch, values, self.dummy, self._generator)
+            if proved and len(values) == 1:  # several may lie on one way: what comes to one comes to the next as well
+                batch.foreseen = foreseen(batch, values, proved, self.dummy, self._generator)
+                name = batch.foreseen.mixed
+            else:
+                name = mixing_layer(batch, values, self.dummy, self._generator)
         except RuntimeError as error:
             if not any(word in str(error) for word in _ONLY_ONCE):
                 raise
@@ -289,11 +303,8 @@ class LossProof:
                 "use_reentrant=False in torch.utils.checkpoint, or set torch._functorch.config.donated_buffer = False before torch.compile"
             ) from error
         if name is not None:
-            raise LoopMisuse(
-                f"the gradient that arrives at layer {name!r} for one row depends on other rows: the loss, the model or a hook on a "
-                "gradient mixes records; nothing was changed. Each record's loss must depend on that record alone"
-            )
-        self._verified.add(signature)
+            raise mixed_at(name)
+        batch.when_done.append(partial(self._verified.add, signature))
 
     def _refuse_other_numbers(self, signature: tuple[str, ...], numbers: tuple[float, ...]) -> None:
         known = self._numbers.setdefault(signature, numbers)
@@ -332,6 +343,13 @@ def _own(reached: Reached, batch: Any) -> list[tuple[Edge, int]]:
         for edge, m in reached.marks.items()
         if m.batch is batch and m.dim is not None and reached.shape(edge)[m.dim] == batch.rows
     ]
+
+
+def mixed_at(name: str) -> LoopMisuse:
+    return LoopMisuse(
+        f"the gradient that arrives at layer {name!r} for one row depends on other rows: the loss, the model or a hook on a "
+        "gradient mixes records; nothing was changed. Each record's loss must depend on that record alone"
+    )
 
 
 class OtherNumbers(Unknown):

@@ -48,9 +48,11 @@ class Opened:
             batch.passes += 1
             _open.append(batch)
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for batch in self._batches:
             batch.passes -= 1
+            if kind is not None:
+                batch.when_done.clear()
             _open.remove(batch)
 
 
@@ -111,6 +113,14 @@ def unwatch() -> None:
             torch.autograd._engine_run_backward = _original
             Tensor.register_hook = _original_hook  # type: ignore[method-assign]
             del torch.autograd.Function._register_hook  # and torch's own, of its base, is there again
+
+
+def gradients_of(scalar: Tensor, inputs: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+    """As `torch.autograd.grad` of a graph that is kept, for values of Clipwise's own; None for what has no part in it."""
+    found: tuple[Tensor | None, ...] = run_unseen(
+        (scalar,), (torch.ones_like(scalar),), True, False, tuple(inputs), allow_unreachable=True, accumulate_grad=False
+    )
+    return found
 
 
 def run_unseen(*args: Any, **kwargs: Any) -> Any:

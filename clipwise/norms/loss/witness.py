@@ -1,9 +1,9 @@
-"""What the loop does with its first batch between the loader and the backward pass, on record, and done again with other
+"""What the loop does with its 1st, 2nd, 4th ... batch between the loader and the backward pass, on record, and done again with other
 records in the place of some.
 
 The graph holds what was differentiated. Targets, masks, weights and whatever was detached enter it as constants, and may
 have been computed from several records: a mask of the batch's hardest rows, weights that are normalised over the batch, a
-baseline that was detached, inputs that were centred or mixed. So torch's functions are watched for one batch, from the
+baseline that was detached, inputs that were centred or mixed. So torch's functions are watched for such a batch, from the
 records that the loader gave and the outputs of the model to the loss; then they run again, on the same values and with
 half of the rows replaced by others. What arrives at the outputs of the rows that stayed, and what the model was given for
 them, must stay too.
@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils._pytree import tree_flatten, tree_map
 
+from clipwise.norms.loss.roots import gradients_of
 from clipwise.randomness import held, seed_all
 
 # Operations of a loop between loader and backward; one that has more is not followed. Chosen, not measured.
@@ -87,7 +88,7 @@ class Witness(TorchFunctionMode):
     # -- while the loop runs -------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        self._frames = _frames_compiled()
+        self._frames = frames_compiled()
         self._take_place()
 
     def stop(self) -> None:
@@ -96,7 +97,7 @@ class Witness(TorchFunctionMode):
 
     def leave(self) -> None:
         self.stop()
-        if self._step_aside() and _frames_compiled() != self._frames:
+        if self._step_aside() and frames_compiled() != self._frames:
             torch._dynamo.reset()  # what was run step by step for our sake may be compiled from now on
 
     def _take_place(self) -> None:
@@ -189,7 +190,8 @@ class Witness(TorchFunctionMode):
 
     def _follow(self, x: Tensor) -> _Slot:
         slot = self._new_slot(x)
-        self._start.setdefault(slot, x.detach().clone())
+        if slot not in self._start:  # a copy that nobody needs would be taken down
+            self._start[slot] = x.detach().clone()
         return slot
 
     def _slot(self, x: Tensor) -> _Slot | None:
@@ -282,7 +284,7 @@ class Witness(TorchFunctionMode):
             total = sum(now[end].double().sum() for end in ends)
         found: list[tuple[Tensor, int]] = []
         if leaves and isinstance(total, Tensor) and total.requires_grad:
-            grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+            grads = gradients_of(total, list(leaves.values()))
             dims = [self._outputs[slot] for slot in leaves]
             found += [(torch.zeros(()), -1) if g is None else (g, dim) for g, dim in zip(grads, dims, strict=True)]
         given = [now[slot].detach() for slot in self._inputs]
@@ -308,7 +310,7 @@ def _set_modes(modes: list[TorchFunctionMode]) -> None:
         _push_mode(mode)
 
 
-def _frames_compiled() -> int:
+def frames_compiled() -> int:
     dynamo = sys.modules.get("torch._dynamo.utils")
     return 0 if dynamo is None else dynamo.counters["frames"]["total"]
 
