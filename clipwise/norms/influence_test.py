@@ -447,6 +447,25 @@ class Cache(Model):
         return x * mask * self.signs
 
 
+class HooksOnDemand(Model):
+    """Registers a hook at its first call, notes that it has, and lets it hand over what a layer gave: as transformers does for
+    output_hidden_states. Were the note alone put back, there would be a hook more at every look."""
+
+    def held(self):
+        self.hooked, self.before = False, nn.Linear(WIDTH, WIDTH)
+
+    def change(self, x):
+        found = []
+        if not self.hooked:
+            self.before.register_forward_hook(lambda module, _, out: module.catch(out))
+            self.hooked = True
+        self.before.catch = found.append
+        self.before(x)
+        del self.before.catch
+        (out,) = found
+        return x + out
+
+
 class Spectral(Model):
     def held(self):
         self.layer = nn.utils.parametrizations.spectral_norm(self.layer)
@@ -478,7 +497,8 @@ class Timed(Model):
 
 
 @pytest.mark.parametrize(
-    "kind", [Jitters, OwnGenerators, StepCounter, LooksAtItsLast, Cache, Spectral, Dropped, SkipsLayers, Timed]
+    "kind",
+    [Jitters, OwnGenerators, StepCounter, LooksAtItsLast, Cache, HooksOnDemand, Spectral, Dropped, SkipsLayers, Timed],
 )
 @pytest.mark.filterwarnings("ignore:clipwise")
 def test_what_does_not_depend_on_records_goes_through(kind):

@@ -39,6 +39,9 @@ _MOST_COPIED = 2**30
 # not measured.
 _LARGE = 2**18
 _TORCHS_OWN = frozenset(nn.Module().__dict__) | {"forward"}  # of a module's attributes
+# Hooks that a forward pass registers come with a note in an attribute that they are there (transformers' output_hidden_states):
+# taking back the note alone would register them at every pass.
+_HOOKS = tuple(name for name in nn.Module().__dict__ if "_hooks" in name)
 _PLAIN = (int, float, complex, str, bytes, type(None), np.number, np.bool_)
 
 
@@ -320,7 +323,7 @@ def _inside(value: Any) -> tuple[Any, _Children] | None:
         children += [(k, m, False) for k, m in value._modules.items()]
         # Last, because the last comes first: an attribute that is one of these as well goes by its name here.
         children += [(k, p, True) for held in (value._parameters, value._buffers) for k, p in held.items()]
-        return (own, dict(value._parameters), dict(value._buffers), dict(value._modules)), children
+        return (own, *map(dict, _held_by(value))), children
     if isinstance(value, dict):
         return dict(value), [(f"[{k!r}]", v, False) for k, v in value.items()]
     if isinstance(value, list | deque):
@@ -339,7 +342,8 @@ def _inside(value: Any) -> tuple[Any, _Children] | None:
 
 
 def _held_by(module: nn.Module) -> tuple[dict[str, Any], ...]:
-    return module._parameters, module._buffers, module._modules
+    hooks: list[dict[str, Any]] = [module.__dict__.get(name, {}) for name in _HOOKS]
+    return module._parameters, module._buffers, module._modules, *hooks
 
 
 def _refill(container: Any, content: Any) -> None:
