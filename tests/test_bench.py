@@ -359,7 +359,7 @@ def test_a_device_that_is_not_there_is_refused_before_anything_runs(device):
 def test_what_runs_elsewhere_is_the_step_alone():
     done = run("bench", "growth", "--device", "cuda", "--json")
     assert done.exit_code == 2
-    assert "only `clipwise bench steps`" in json.loads(done.stdout)["error"]
+    assert "--device: `clipwise bench growth` has no such option" in json.loads(done.stdout)["error"]
 
 
 def test_a_workload_goes_to_its_device_and_memory_is_read_there(monkeypatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,7 +21,16 @@ if TYPE_CHECKING:
 
 
 _AGAINST = "plain,opacus"
-_SMALL = ("ranks", "scale")
+# Of the options that not all benches have, those of each; with --methods the steps are another bench.
+_TAKES: dict[str, tuple[str, ...]] = {
+    "steps": ("--against", "--models", "--rounds", "--release", "--keep", "--device"),
+    "--methods": ("--methods", "--models", "--rounds"),
+    "checks": ("--models",),
+    "growth": (),
+    "accounting": (),
+    "ranks": (),
+    "scale": (),
+}
 
 
 def bench(
@@ -55,42 +64,54 @@ def bench(
     """Time and memory of a private step, as ratios to the plain one; or the time of accounting."""
     from clipwise import validate
 
-    validate.choice("what", what, ("steps", "growth", "checks", "accounting", *_SMALL))
+    validate.choice("what", what, tuple(name for name in _TAKES if name != "--methods"))
     if markdown is not None and not markdown.resolve().parent.is_dir():
         raise BadArgument(f"markdown={str(markdown)!r}: its folder does not exist; make it first")
-    if device != "cpu" and (what != "steps" or methods):
-        raise BadArgument(f"device={device!r}: only `clipwise bench steps` runs elsewhere; leave it out")
-    if what == "growth" or what in _SMALL:
-        if (against, models, rounds, methods) != (_AGAINST, None, None, False):
-            raise BadArgument(
-                "--against, --models, --rounds and --methods are for `clipwise bench steps`; leave them out"
-            )
-        _bench_sections(what, quick, markdown, as_json)
-        return
+    stated = {
+        "--methods": methods,
+        "--against": against != _AGAINST,
+        "--models": models is not None,
+        "--rounds": rounds is not None,
+        "--release": release is not None,
+        "--keep": keep is not None,
+        "--device": device != "cpu",
+    }
+    _refuse_others("--methods" if methods and what == "steps" else what, stated)
     if what == "accounting":
-        if (against, models, rounds) != (_AGAINST, None, None):
-            raise BadArgument("--against, --models and --rounds are for `clipwise bench steps`; leave them out")
         _bench_accounting(quick, markdown, as_json)
-        return
-    if what == "checks":
-        if (against, rounds, methods) != (_AGAINST, None, False):
-            raise BadArgument("--against, --rounds and --methods are for `clipwise bench steps`; leave them out")
+    elif what == "checks":
         _bench_checks(models, quick, markdown, as_json)
-        return
-    if rounds is not None:
-        validate.count("rounds", rounds)
-    if methods:
-        if against != _AGAINST:
-            raise BadArgument(f"against={against!r}: --methods compares our methods with `fixed`; leave it out")
-        _bench_methods(models, rounds, quick, markdown, as_json)
-        return
+    elif what != "steps":
+        _bench_sections(what, quick, markdown, as_json)
+    elif methods:
+        _bench_methods(models, _rounds(rounds), quick, markdown, as_json)
+    else:
+        _bench_steps(
+            against, models, _effort(_rounds(rounds), seconds, release, quick), device, quick, markdown, keep, as_json
+        )
+
+
+def _refuse_others(what: str, stated: Mapping[str, bool]) -> None:
+    """What was stated of the options that this bench does not have."""
+    others = [option for option, is_stated in stated.items() if is_stated and option not in _TAKES[what]]
+    if others:
+        raise BadArgument(f"{', '.join(others)}: `clipwise bench {what}` has no such option; leave it out")
+
+
+def _rounds(rounds: int | None) -> int | None:
+    from clipwise import validate
+
+    return None if rounds is None else validate.count("rounds", rounds)
+
+
+def _effort(rounds: int | None, seconds: float, release: Path | None, quick: bool) -> Effort:
     import dataclasses
 
+    from clipwise import validate
     from clipwise.lab.bench.compare import QUICK, Effort
 
     effort = QUICK if quick else Effort(seconds=validate.positive("seconds", seconds))
-    effort = dataclasses.replace(effort, rounds=rounds, release=None if release is None else _checkout(release))
-    _bench_steps(against, models, effort, device, quick, markdown, keep, as_json)
+    return dataclasses.replace(effort, rounds=rounds, release=None if release is None else _checkout(release))
 
 
 def _checkout(folder: Path) -> str:

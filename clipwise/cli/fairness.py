@@ -100,8 +100,7 @@ def fairness(
         return show.to_markdown(made, rows, command, grouping, named).encode()
 
     files = {"fairness.md": page(""), "fairness.json": (json.dumps(found, indent=1) + "\n").encode(), **pictures}
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
+    _write(folder, files)
     if publish is not None:
         _publish(folder, [*files, "results.jsonl"], publish, made.name, page(f"{made.name}-"))
     if as_json:
@@ -118,6 +117,11 @@ def _refuse(given: dict[str, Any]) -> None:
     for name, value in given.items():
         if value is not None:
             raise BadArgument(f"{name}={value!r}: the study file decides that; leave it out, or leave out the file")
+
+
+def _write(folder: Path, files: Mapping[str, bytes]) -> None:
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
 
 
 def _publish(folder: Path, names: list[str], to: Path, prefix: str, page: bytes) -> None:

@@ -277,3 +277,15 @@ def test_one_place_that_differs_is_seen_in_whatever_row(monkeypatch, cached, row
     assert embedding._same_at_all_places(b)
     b[row, 1, 2] += 1e-6
     assert not embedding._same_at_all_places(b)
+
+
+@pytest.mark.parametrize("padding", [None, 0])
+@pytest.mark.parametrize("after", ["apart", "sum"])
+def test_a_table_with_many_more_tokens_than_places(padding, after):
+    torch.manual_seed(0)
+    tokens = torch.tensor([[3, 0, 3, 99], [98, 0, 0, 3], [1, 2, 1, 1]])
+    model = Then(nn.Embedding(100, 3, padding_idx=padding), AFTER[after], 3)
+    assert embedding.FEW * tokens.numel() < 100
+    assert_agrees(model, (tokens,))
+    bag = Then(nn.EmbeddingBag(100, 3, mode="mean", padding_idx=padding), AFTER["apart"], 3)
+    assert_agrees(bag, (tokens,))
