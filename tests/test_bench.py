@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from scipy import stats
 from typer.testing import CliRunner
 
+import clipwise
 from clipwise.cli import app
 from clipwise.clipping import METHODS
 from clipwise.lab.bench import clipping, compare, growth, memory, peers, ranks, report, scale, worker, workloads
@@ -182,7 +183,7 @@ def test_missing_opacus_gives_a_notice_and_the_rest_runs(monkeypatch):
     monkeypatch.setattr(compare.importlib.util, "find_spec", lambda name: None if name == "opacus" else find_spec(name))
     asked = {}
 
-    def compared(chosen, methods, effort, progress, on_model):  # noqa: ARG001
+    def compared(chosen, methods, effort, progress, *_):  # noqa: ARG001
         asked["methods"] = methods
         return compare.Comparison()
 
@@ -209,6 +210,8 @@ def test_opacus_runs_in_both_modes():
         (["--against", "jax"], "against='jax'"),
         (["--against", ","], "names nothing"),
         (["--rounds", "0"], "rounds=0"),
+        (["--seconds", "0"], "seconds=0"),
+        (["--release", "/no/such/folder"], "release="),
         (["--markdown", "/no/such/folder/x.md"], "markdown="),
     ],
 )
@@ -258,6 +261,47 @@ def test_a_disturbed_measurement_is_made_again_and_the_quietest_kept():
     assert compare._quietest(lambda: next(made), 3)["clipwise"] == {"others": 0.2, "time_ratio": 1.4}
     assert compare._quietest(lambda: next(made), 3)["clipwise"]["time_ratio"] == 9  # quiet at once: no second attempt
     assert next(made, None) is None
+
+
+def test_a_release_is_timed_in_a_process_of_its_own_and_compared_round_by_round(tmp_path):
+    checkout = Path(__file__).parents[1]
+    methods = ["plain", "clipwise", "release"]
+    found = worker.time_methods("tiny-b32", methods, rounds=3, seconds=0, most=3, least=3, release=str(checkout))
+    assert found["release"]["rounds"] == 3
+    assert found["release"]["ours_over_it"] > 0
+    assert clipwise.__version__ in found["release"]["note"]
+    (tmp_path / "clipwise").mkdir()
+    (tmp_path / "clipwise" / "__init__.py").write_text("raise RuntimeError('of another age')")
+    broken = worker.time_methods("tiny-b32", methods, rounds=1, seconds=0, most=1, least=1, release=str(tmp_path))
+    assert "of another age" in broken["release"]["failed"]
+    assert broken["clipwise"]["rounds"] == 1
+
+
+def test_what_is_slower_than_the_release_is_named():
+    row = {"base": "plain", "method": "release", "time_ratio": 1.0}
+    rows = [{**row, "model": "quick-b1", "ours_over_it": 0.9}, {**row, "model": "slow-b1", "ours_over_it": 1.2}]
+    (note,) = report.notes(compare.Comparison(rows))
+    assert "quick-b1 0.90, slow-b1 1.20" in note
+    assert "Slower by more than 5%: slow-b1 (1.20)." in note
+
+
+def test_a_run_that_was_broken_off_goes_on(tmp_path, monkeypatch):
+    timed = []
+
+    def work(spec, *_):
+        timed.append(spec["model"])
+        if spec["model"] == "cnn-b64" and len(timed) == 2:
+            raise KeyboardInterrupt
+        return {name: {"time_ratio": 1.0, "time_ms": 1.0, "first_step_ms": 1.0} for name in spec["methods"]}
+
+    monkeypatch.setattr(compare, "_work", work)
+    monkeypatch.setattr(compare, "_memory", lambda *_: {})
+    words = ["--against", "plain", "--models", "tiny-b32,cnn-b64", "--keep", tmp_path / "rows.json", "--json"]
+    run("bench", *words)
+    assert timed == ["tiny-b32", "cnn-b64"]
+    done = run("bench", *words)
+    assert timed == ["tiny-b32", "cnn-b64", "cnn-b64"]
+    assert [row["model"] for row in json.loads(done.stdout)["rows"]] == ["tiny-b32"] * 2 + ["cnn-b64"] * 2
 
 
 def test_a_split_batch_is_one_step_and_compared_with_the_whole():
@@ -315,7 +359,7 @@ def test_a_device_that_is_not_there_is_refused_before_anything_runs(device):
 def test_what_runs_elsewhere_is_the_step_alone():
     done = run("bench", "growth", "--device", "cuda", "--json")
     assert done.exit_code == 2
-    assert "only `clipwise bench steps`" in json.loads(done.stdout)["error"]
+    assert "--device: `clipwise bench growth` has no such option" in json.loads(done.stdout)["error"]
 
 
 def test_a_workload_goes_to_its_device_and_memory_is_read_there(monkeypatch):

@@ -621,6 +621,37 @@ def test_empty_batches_take_row_losses():
     private.detach()
 
 
+class DividesByTheNorm(nn.Module):
+    """The gradient of the batch: each row's share hangs on all the others, and none gets one from another."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        hidden = self.body(x)
+        if hidden.requires_grad:
+            hidden.register_hook(lambda gradient: gradient / gradient.norm())
+        return self.head(hidden)
+
+
+@pytest.mark.parametrize("by_rows", [True, False])
+def test_what_the_real_pass_has_refuted_is_not_known_afterwards(by_rows):
+    model = DividesByTheNorm()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    loader = DataLoader(TensorDataset(torch.randn(64, 4), torch.arange(64) % 3), batch_size=16)
+    private = clipwise.attach(model, optimizer, loader, noise_multiplier=1.0, seed=0, method="fixed")
+    for _ in range(3):
+        for x, y in private.loader:
+            row_losses = ce(model(x), y, reduction="none")
+            with pytest.raises(LoopMisuse, match="'body' for one row depends on other rows"):
+                private.backward(row_losses) if by_rows else row_losses.mean().backward()
+            with pytest.raises(LoopMisuse):
+                optimizer.step()
+            break
+    private.detach()
+
+
 def test_half_precision_rows():
     torch.manual_seed(0)
     model = nn.Linear(4, 3).to(torch.bfloat16)

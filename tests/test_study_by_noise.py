@@ -126,5 +126,5 @@ def test_a_page_says_what_its_methods_did_otherwise(tmp_path):
 
 def test_lines_that_lie_on_each_other_are_one_with_both_names():
     low, high = (tuple(Point(x, y) for x in (0, 1)) for y in (1.0, 2.0))
-    assert [s.label for s in _seen([Series("L", low), Series("S", low), Series("global", high)])] == ["L, S", "global"]
+    assert [s.label for s in _seen([Series("L", low), Series("S", low), Series("global", high)])] == ["L; S", "global"]
     assert [s.label for s in _seen([Series("L", low), Series("S", low)])] == ["all methods"]

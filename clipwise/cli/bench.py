@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,11 +17,20 @@ from clipwise.cli import output
 from clipwise.types import BadArgument
 
 if TYPE_CHECKING:
-    from clipwise.lab.bench.compare import Comparison
+    from clipwise.lab.bench.compare import Comparison, Effort
 
 
 _AGAINST = "plain,opacus"
-_SMALL = ("ranks", "scale")
+# Of the options that not all benches have, those of each; with --methods the steps are another bench.
+_TAKES: dict[str, tuple[str, ...]] = {
+    "steps": ("--against", "--models", "--rounds", "--release", "--keep", "--device"),
+    "--methods": ("--methods", "--models", "--rounds"),
+    "checks": ("--models",),
+    "growth": (),
+    "accounting": (),
+    "ranks": (),
+    "scale": (),
+}
 
 
 def bench(
@@ -40,6 +49,13 @@ def bench(
     against: Annotated[str, typer.Option(help="What to compare with: plain, opacus, or both.")] = _AGAINST,
     models: Annotated[str | None, typer.Option(help="Names, separated by commas; all without it.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Measured rounds; by default as many as are stable.")] = None,
+    seconds: Annotated[float, typer.Option(help="To time each model for; 60 gives what docs/bench.md has.")] = 60.0,
+    release: Annotated[
+        Path | None, typer.Option(help="A checkout of an earlier release, to be timed in the same rounds.")
+    ] = None,
+    keep: Annotated[
+        Path | None, typer.Option(help="A file for the rows of each model; a run that was broken off goes on from it.")
+    ] = None,
     device: Annotated[str, typer.Option(help="Where the steps run: cpu, cuda, cuda:1, ... (docs/gpu.md).")] = "cpu",
     quick: Annotated[bool, typer.Option("--quick", help="Four small models, fewer rounds: two minutes.")] = False,
     markdown: Annotated[Path | None, typer.Option(help="Write the tables, and how they were made, here.")] = None,
@@ -48,61 +64,99 @@ def bench(
     """Time and memory of a private step, as ratios to the plain one; or the time of accounting."""
     from clipwise import validate
 
-    validate.choice("what", what, ("steps", "growth", "checks", "accounting", *_SMALL))
+    validate.choice("what", what, tuple(name for name in _TAKES if name != "--methods"))
     if markdown is not None and not markdown.resolve().parent.is_dir():
         raise BadArgument(f"markdown={str(markdown)!r}: its folder does not exist; make it first")
-    if device != "cpu" and (what != "steps" or methods):
-        raise BadArgument(f"device={device!r}: only `clipwise bench steps` runs elsewhere; leave it out")
-    if what == "growth" or what in _SMALL:
-        if (against, models, rounds, methods) != (_AGAINST, None, None, False):
-            raise BadArgument(
-                "--against, --models, --rounds and --methods are for `clipwise bench steps`; leave them out"
-            )
-        _bench_sections(what, quick, markdown, as_json)
-        return
+    stated = {
+        "--methods": methods,
+        "--against": against != _AGAINST,
+        "--models": models is not None,
+        "--rounds": rounds is not None,
+        "--release": release is not None,
+        "--keep": keep is not None,
+        "--device": device != "cpu",
+    }
+    _refuse_others("--methods" if methods and what == "steps" else what, stated)
     if what == "accounting":
-        if (against, models, rounds) != (_AGAINST, None, None):
-            raise BadArgument("--against, --models and --rounds are for `clipwise bench steps`; leave them out")
         _bench_accounting(quick, markdown, as_json)
-        return
-    if what == "checks":
-        if (against, rounds, methods) != (_AGAINST, None, False):
-            raise BadArgument("--against, --rounds and --methods are for `clipwise bench steps`; leave them out")
+    elif what == "checks":
         _bench_checks(models, quick, markdown, as_json)
-        return
-    if rounds is not None:
-        validate.count("rounds", rounds)
-    if methods:
-        if against != _AGAINST:
-            raise BadArgument(f"against={against!r}: --methods compares our methods with `fixed`; leave it out")
-        _bench_methods(models, rounds, quick, markdown, as_json)
-        return
-    _bench_steps(against, models, rounds, device, quick, markdown, as_json)
+    elif what != "steps":
+        _bench_sections(what, quick, markdown, as_json)
+    elif methods:
+        _bench_methods(models, _rounds(rounds), quick, markdown, as_json)
+    else:
+        _bench_steps(
+            against, models, _effort(_rounds(rounds), seconds, release, quick), device, quick, markdown, keep, as_json
+        )
+
+
+def _refuse_others(what: str, stated: Mapping[str, bool]) -> None:
+    """What was stated of the options that this bench does not have."""
+    others = [option for option, is_stated in stated.items() if is_stated and option not in _TAKES[what]]
+    if others:
+        raise BadArgument(f"{', '.join(others)}: `clipwise bench {what}` has no such option; leave it out")
+
+
+def _rounds(rounds: int | None) -> int | None:
+    from clipwise import validate
+
+    return None if rounds is None else validate.count("rounds", rounds)
+
+
+def _effort(rounds: int | None, seconds: float, release: Path | None, quick: bool) -> Effort:
+    import dataclasses
+
+    from clipwise import validate
+    from clipwise.lab.bench.compare import QUICK, Effort
+
+    effort = QUICK if quick else Effort(seconds=validate.positive("seconds", seconds))
+    return dataclasses.replace(effort, rounds=rounds, release=None if release is None else _checkout(release))
+
+
+def _checkout(folder: Path) -> str:
+    if not (folder / "clipwise" / "__init__.py").is_file():
+        raise BadArgument(
+            f"release={str(folder)!r} holds no package clipwise; make one by git worktree add FOLDER COMMIT"
+        )
+    return str(folder)
 
 
 def _bench_steps(
-    against: str, models: str | None, rounds: int | None, device: str, quick: bool, markdown: Path | None, as_json: bool
+    against: str,
+    models: str | None,
+    effort: Effort,
+    device: str,
+    quick: bool,
+    markdown: Path | None,
+    keep: Path | None,
+    as_json: bool,
 ) -> None:
     import dataclasses
+    import json
 
+    from clipwise import durable
     from clipwise.devices import usable
     from clipwise.lab.bench import report, workloads
-    from clipwise.lab.bench.compare import QUICK, Effort, compare, methods_against
+    from clipwise.lab.bench.compare import RELEASE, Comparison, compare, methods_against
 
     peers, notices = methods_against(_names("against", against))
     chosen = workloads.choose(None if models is None else _names("models", models), quick=quick)
     chosen = [dataclasses.replace(workload, device=usable(device)) for workload in chosen]
-    effort = dataclasses.replace(QUICK if quick else Effort(), rounds=rounds)
+    peers += [RELEASE] if effort.release else []
+    begun = Comparison(**json.loads(keep.read_text())) if keep is not None and keep.exists() else None
     console = output.messages()
     for notice in notices:
         console.print(f"note: {notice}", markup=False, highlight=False)
     with shown(as_json) as show:
 
         def write(comparison: Comparison) -> None:
+            if keep is not None:
+                durable.write(keep, json.dumps(dataclasses.asdict(comparison)))
             if markdown is not None:
                 markdown.write_text(report.markdown(comparison, _command()), encoding="utf-8")
 
-        comparison = compare(chosen, peers, effort, show, write)
+        comparison = compare(chosen, peers, effort, show, write, begun)
     comparison.notices += notices
     write(comparison)
     if as_json:

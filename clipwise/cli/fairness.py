@@ -54,6 +54,7 @@ def fairness(
     from clipwise.lab.fairness import show
     from clipwise.lab.fairness.study import compare
     from clipwise.lab.report import grouped_bars, plots
+    from clipwise.lab.report.figures import Figure
     from clipwise.training.folder import finite
 
     options = {"data": data, "model": model, "epochs": epochs, "batch": batch, "lr": lr, "delta": delta}
@@ -76,7 +77,7 @@ def fairness(
     command = _command(file, options, methods, epsilon, groups or [], group_by, seeds, quick)
     made.about(command).write(folder)  # `clipwise report` draws the folder as it does any study
     drawn: list[tuple[Any, Any]] = [
-        *((figure, plots.png) for figure in show.to_figures(rows)),
+        *((chart, plots.png if isinstance(chart, Figure) else grouped_bars.png) for chart in show.to_charts(rows)),
         *((bars, grouped_bars.png) for bars in show.to_bars(rows)),
     ]
     pictures = {f"{chart.name}.png": png(chart) for chart, png in drawn}
@@ -99,8 +100,7 @@ def fairness(
         return show.to_markdown(made, rows, command, grouping, named).encode()
 
     files = {"fairness.md": page(""), "fairness.json": (json.dumps(found, indent=1) + "\n").encode(), **pictures}
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
+    _write(folder, files)
     if publish is not None:
         _publish(folder, [*files, "results.jsonl"], publish, made.name, page(f"{made.name}-"))
     if as_json:
@@ -117,6 +117,11 @@ def _refuse(given: dict[str, Any]) -> None:
     for name, value in given.items():
         if value is not None:
             raise BadArgument(f"{name}={value!r}: the study file decides that; leave it out, or leave out the file")
+
+
+def _write(folder: Path, files: Mapping[str, bytes]) -> None:
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
 
 
 def _publish(folder: Path, names: list[str], to: Path, prefix: str, page: bytes) -> None:

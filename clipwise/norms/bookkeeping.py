@@ -186,13 +186,13 @@ class Bookkeeping:
         self, rows: int, padding: Padding | None = None, records: Any = None, lengths: tuple[int, ...] = ()
     ) -> None:
         """A physical batch of so many rows begins; what an unfinished one left is dropped. `padding`: of a batch that was
-        padded to its longest record. What the loop does with the `records` of the first one is followed (loss/witness.py)."""
+        padded to its longest record. What the loop does with the `records` of the 1st, 2nd, 4th ... is followed (loss/witness.py)."""
         self._watch.begin_once()
         self._over()
         self._pass = self.loss.batch = Pass(rows, self.loss, lengths)
         self._padding = padding
         self._calls += 1
-        if records is not None and rows > 1 and self.loss.wants_witness:
+        if records is not None and rows > 1 and self.loss.wants_witness(self._calls):
             self._pass.witness = Witness(rows, records, self._batch_dim)
             self._pass.witness.start()
             weakref.finalize(self._pass, self._pass.witness.leave)  # of a run that is given up in the middle

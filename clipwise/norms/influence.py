@@ -62,6 +62,7 @@ class Runs:
         self.left_by: list[dict[str, Leaf]] = []  # every run that drew alike
         self.drawn: set[str] = set()  # generators drawn from in the last run; in a calm one, operations that would have
         self.may_move: set[str] = set()  # parameters and buffers that some run has changed
+        self.half = False  # whether some calm run has computed in half precision
         self.varies = False  # whether it may do something else later: it changes a number or a buffer, or draws
 
     def __call__(
@@ -78,6 +79,7 @@ class Runs:
         self.drawn = drawn_since(seed) | ({"its own"} if self.state.has_generators else set())
         if mode is not None:  # which knows better what torch's generators were asked for
             self.drawn = self.drawn - OF_TORCH | mode.drawn
+            self.half |= mode.half
         out = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, out)  # a buffer may be put back in place
         self.left = self.state.moved()
         if not again and not calm and draw == 0:
@@ -201,9 +203,9 @@ def _depending(left: Mapping[str, Leaf], other: Mapping[str, Leaf]) -> Iterator[
 # -- comparing outputs --------------------------------------------------------------------------------------------------
 
 
-def _close(x: Tensor, y: Tensor) -> bool:
+def _close(x: Tensor, y: Tensor, *, half: bool = False) -> bool:
     """Up to rounding: of float32 through a deep network, or of half precision where it is used."""
-    half = x.dtype in (torch.float16, torch.bfloat16) or torch.is_autocast_enabled(x.device.type)
+    half |= x.dtype in (torch.float16, torch.bfloat16) or torch.is_autocast_enabled(x.device.type)
     tolerance = 3e-2 if half else 1e-4
     largest = float(x.abs().nan_to_num(0, 0, 0).max()) if x.numel() else 0.0
     return torch.allclose(x, y, rtol=tolerance, atol=0.1 * tolerance * largest, equal_nan=True)
@@ -250,7 +252,7 @@ def mixing(how: str) -> Unsupported:
 # -- padding ------------------------------------------------------------------------------------------------------------
 
 
-def refuse_padding(run: Run, args: Args, kwargs: Kwargs, cuts: Sequence[Cut], padding: Padding) -> None:
+def refuse_padding(runs: Runs, run: Run, args: Args, kwargs: Kwargs, cuts: Sequence[Cut], padding: Padding) -> None:
     """The row that is padded most, with its padding and without: the same output, or the longest record of a batch would
     change all the others' gradients."""
     leaves, spec = leaves_of((args, kwargs))
@@ -272,7 +274,7 @@ def refuse_padding(run: Run, args: Args, kwargs: Kwargs, cuts: Sequence[Cut], pa
     for x, y in zip(*map(_floats, outs), strict=True):
         if x is not None and y is not None:
             x = x if x.shape == y.shape else _without(x, padding)
-            if x.shape != y.shape or not _close(x, y):
+            if x.shape != y.shape or not _close(x, y, half=runs.half):
                 raise Unsupported(
                     f"{_PADDED} The model's output for a record changes with the padding beside it. {_PAD_TO}"
                 )

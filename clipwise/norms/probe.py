@@ -258,8 +258,10 @@ def _unsettled(
         runs = Runs(model, attempt, seed)
         try:
             yield runs
-        finally:
-            runs.state.restore()
+        except BaseException:
+            runs.state.restore(whole=True)
+            raise
+        runs.state.restore()
     finally:
         for p, value in zip(parameters, values, strict=True):
             p.data = value
@@ -282,7 +284,13 @@ def _settle(
     while True:
         try:
             settled = _look(units, parameters, call, runs)
-            return Found(settled, runs.may_move, runs.varies), notices
+            if not runs.state.was_written_unseen():
+                return Found(settled, runs.may_move, runs.varies), notices
+            runs.left_by.clear()
+        except Unsupported:
+            if not runs.state.was_written_unseen():
+                raise
+            runs.left_by.clear()
         except _Promote as problem:
             unit = problem.unit
             later = [n for n in NDIMS if unit.ndim is None or n < unit.ndim]
@@ -325,7 +333,7 @@ def _look(units: list[Unit], parameters: list[nn.Parameter], call: _Call, runs: 
             _refuse_difference(outs[n], run(batch))
     refuse_influence(runs, run, call.rows, outs[2], outs[3])
     if call.padding is not None:
-        refuse_padding(run, call.args, call.kwargs, call.cuts, call.padding)
+        refuse_padding(runs, run, call.args, call.kwargs, call.cuts, call.padding)
     return settled
 
 

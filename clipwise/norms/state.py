@@ -34,7 +34,14 @@ _DEEPEST = 4  # containers and objects below a module: chosen, not measured
 # Bytes that are copied at most, so that a large frozen model is not held twice; beyond, a checksum shows a change. Chosen, not
 # measured.
 _MOST_COPIED = 2**30
+# Bytes of a tensor that is not compared after every run where torch's counter says that nothing was written: a look at a large
+# model would read all of it a dozen times. Compared once at its end; where a write shows that was not counted, all is done again. Chosen,
+# not measured.
+_LARGE = 2**18
 _TORCHS_OWN = frozenset(nn.Module().__dict__) | {"forward"}  # of a module's attributes
+# Hooks that a forward pass registers come with a note in an attribute that they are there (transformers' output_hidden_states):
+# taking back the note alone would register them at every pass.
+_HOOKS = tuple(name for name in nn.Module().__dict__ if "_hooks" in name)
 _PLAIN = (int, float, complex, str, bytes, type(None), np.number, np.bool_)
 
 
@@ -86,6 +93,9 @@ class State:
             self._values[path] = (leaf.value, self._copy(leaf.value), leaf.kept)
             if isinstance(leaf.value, Tensor | np.ndarray):
                 self._mutable.append((path, *self._values[path]))
+        self.exact = False  # whether large tensors are compared after every run
+        self._large = {path: value for path, value, was, _ in self._mutable if _is_large(value, was)}
+        self._counts: dict[str, tuple[int, int]] = {}  # of writes, by path, at the beginning of a run
         self._lists = [each for each in self._containers if isinstance(each[0], MutableSequence | MutableSet)]
 
     def _copy(self, value: Any) -> Any:
@@ -100,8 +110,10 @@ class State:
         get = _GENERATORS.get(type(value))
         return get[0](value) if get else value
 
-    def restore(self) -> None:
-        """All as it was: the same objects in the same places, with the values that they had."""
+    def restore(self, *, whole: bool = False) -> None:
+        """All as it was: the same objects in the same places, with the values that they had. `whole`: whatever `moved` has said."""
+        if whole:
+            self._moved, self._refills = None, True
         if self._refills:
             for container, content in self._containers:
                 _refill(container, content)
@@ -120,6 +132,7 @@ class State:
             elif isinstance(value, np.ndarray):
                 np.copyto(value, was)
         self._moved, self._refills = None, True
+        self._counts = {path: _counted(t) for path, t in self._large.items()}
         self.restore_generators()
 
     @property
@@ -134,7 +147,9 @@ class State:
     def moved(self) -> dict[str, Leaf]:
         """By name, what is not as it was, with a copy of its value now. Generators move as they like."""
         if self._as_filled():
-            same = {path: _now(value, kept) for path, value, was, kept in self._mutable if not _unchanged(value, was)}
+            same = {
+                path: _now(value, kept) for path, value, was, kept in self._mutable if self._wrote(path, value, was)
+            }
             self._moved, self._refills = set(same), False
             return same
         found: dict[str, Leaf] = {}
@@ -146,11 +161,27 @@ class State:
             if type(leaf.value) in _GENERATORS:
                 continue
             before = self._values.get(path)
-            if before is None or not _unchanged(leaf.value, before[1]):
+            if before is None or self._wrote(path, leaf.value, before[1]):
                 found[path] = _now(leaf.value, leaf.kept)
         gone = self._values.keys() - met
         self._moved, self._refills = found.keys() | gone, True
         return found
+
+    def _wrote(self, path: str, value: Any, was: Any) -> bool:
+        large = None if self.exact else self._large.get(path)
+        if large is not None and large is value and self._counts.get(path) == _counted(value):
+            return False
+        return not _unchanged(value, was)
+
+    def was_written_unseen(self) -> bool:
+        """Whether a large tensor has other values though no write to it was counted (through `.data`, say). All is put back, and
+        from then on they are compared every time."""
+        self.restore()
+        if self.exact or all([_unchanged(t, self._values[path][1]) for path, t in self._large.items()]):
+            return False
+        self.exact = True
+        self.restore(whole=True)
+        return True
 
     def _dictionaries(self) -> list[dict[Any, Any]]:
         plain = [each[0] for each in self._containers if not isinstance(each[0], MutableSequence | MutableSet)]
@@ -167,6 +198,16 @@ class State:
             if isinstance(c, MutableSet) and c != was:
                 return False
         return True
+
+
+def _is_large(value: Any, was: Any) -> bool:
+    if not isinstance(value, Tensor) or isinstance(was, _Checksum) or value.is_inference():
+        return False
+    return value.layout == torch.strided and value.numel() * value.element_size() > _LARGE
+
+
+def _counted(t: Tensor) -> tuple[int, int]:
+    return t._version, t.data_ptr()
 
 
 def _now(value: Any, kept: bool) -> Leaf:
@@ -282,7 +323,7 @@ def _inside(value: Any) -> tuple[Any, _Children] | None:
         children += [(k, m, False) for k, m in value._modules.items()]
         # Last, because the last comes first: an attribute that is one of these as well goes by its name here.
         children += [(k, p, True) for held in (value._parameters, value._buffers) for k, p in held.items()]
-        return (own, dict(value._parameters), dict(value._buffers), dict(value._modules)), children
+        return (own, *map(dict, _held_by(value))), children
     if isinstance(value, dict):
         return dict(value), [(f"[{k!r}]", v, False) for k, v in value.items()]
     if isinstance(value, list | deque):
@@ -301,7 +342,8 @@ def _inside(value: Any) -> tuple[Any, _Children] | None:
 
 
 def _held_by(module: nn.Module) -> tuple[dict[str, Any], ...]:
-    return module._parameters, module._buffers, module._modules
+    hooks: list[dict[str, Any]] = [module.__dict__.get(name, {}) for name in _HOOKS]
+    return module._parameters, module._buffers, module._modules, *hooks
 
 
 def _refill(container: Any, content: Any) -> None:

@@ -21,10 +21,11 @@ from clipwise import __version__, validate
 from clipwise.devices import described
 from clipwise.lab.bench import worker
 from clipwise.lab.bench.machine import machine, version
-from clipwise.lab.bench.peers import FAMILIES, METHODS
+from clipwise.lab.bench.peers import FAMILIES
+from clipwise.lab.bench.release import NAME as RELEASE
 from clipwise.lab.bench.workloads import Workload
 
-OURS = "clipwise"
+OURS = worker.OURS
 TESTED_OPACUS = "1.6.0"
 BUSY = 0.1  # of the processors taken by others: above it, figures deserve a warning
 
@@ -39,6 +40,7 @@ class Effort:
     most: int = 151
     least: int = 4
     attempts: int = 3
+    release: str | None = None  # a checkout of an earlier one, whose step is timed in the same rounds
     cpu_time: bool = False  # of the process, for one thread on a machine that others keep busy; else by the wall
 
 
@@ -77,9 +79,13 @@ def compare(
     effort: Effort,
     progress: Progress,
     on_model: Callable[[Comparison], None] | None = None,
+    begun: Comparison | None = None,
 ) -> Comparison:
-    """All rows. `on_model` gets what there is after each model, so that a long run that is broken off leaves something."""
-    comparison = Comparison(versions=_versions(methods), machine=_machine(workloads[0].device))
+    """All rows. `on_model` gets what there is after each model, so that a long run that is broken off leaves something: given as `begun`,
+    its rows are kept, and only the models that it lacks are measured."""
+    comparison = begun or Comparison(versions=_versions(methods), machine=_machine(workloads[0].device))
+    there = {row["model"] for row in comparison.rows}
+    workloads = [workload for workload in workloads if workload.name not in there]
     turns = 1 + len(methods)
     for i, workload in enumerate(workloads):
         compared = [workload.base, *(m for m in methods if m != "plain")]
@@ -94,7 +100,7 @@ def compare(
         results = _quietest(partial(_timed, workload, compared, effort, timing), effort.attempts)
         for turn, method in enumerate(compared, 1):
             progress(f"{workload.name}: memory of {method}", share(turn))
-            if "failed" not in results[method]:
+            if "failed" not in results[method] and method != RELEASE:  # of memory nothing is asked twice
                 results[method].update(_memory(workload, method))
         comparison.rows += _rows(workload, results)
         if (others := _others(results)) > BUSY:
@@ -225,9 +231,7 @@ def _rows(workload: Workload, results: Mapping[str, Mapping[str, Any]]) -> list[
             row["growth_ratio"] = figures["growth_mb"] / max(results[workload.base]["growth_mb"], 1e-3)
         rows.append(row)
     ours = next(row for row in rows if row["method"] == OURS)
-    peers = [
-        row["time_ratio"] for row in rows if METHODS.get(row["method"]) and row["method"] not in (workload.base, OURS)
-    ]
+    peers = [row["time_ratio"] for row in rows if row["method"] not in (workload.base, OURS, RELEASE)]
     rivals = [ratio for ratio in peers if ratio is not None]
     ours["time_target"], ours["memory_target"] = workload.time_target, workload.memory_target
     ours["time_met"] = _met(ours["time_ratio"], workload.time_target)

@@ -15,7 +15,7 @@ batch.
 - **Time**: all methods run in one process, each once a round, in turning order; the figure is the median over the
   rounds of the ratio to the plain step *of the same round*. The batch is fixed at its nominal size and in memory: no
   data loading, ours (Poisson draw) or theirs, is timed. The first rounds are not counted; the column "first step" is what
-  our very first one took, in plain steps: it looks at the model and times the candidate kernels. glibc keeps freed
+  our very first one took, in plain steps: it looks at the model. glibc keeps freed
   buffers for re-use (MALLOC_MMAP_THRESHOLD_, MALLOC_TRIM_THRESHOLD_), for every method alike. A model during which other
   processes, or other guests of the same host, took over 10 % of the processors is timed again, up to three times; the
   quietest counts, whatever its times.
@@ -26,10 +26,14 @@ batch.
 - **Opacus** clips at the same threshold and draws its noise from torch's ordinary generator (its secure mode is off,
   which is faster). nn.LSTM and nn.MultiheadAttention, which it cannot handle, are replaced by its DPLSTM and
   DPMultiheadAttention.
+- **Release**: with `--release`, an earlier version's step, timed by itself in a process of its own, in the same rounds; its memory is not measured.
 - **Memory**: a fresh process for each figure: peak resident memory (VmHWM) of making the model and two steps, over the
   resident memory once the method's own library is imported (which favours one that imports much). Weights, gradients, activations and what libraries load on first use
   count. The second table is stricter: how much the second step alone grew beyond the state before it, so that what every method needs alike does not dilute the ratio. The target is for the first.
 """
+
+
+SLOWER = 1.05  # over an earlier release: within it, two runs of the same code may differ on a machine of others
 
 
 class Section(NamedTuple):
@@ -121,9 +125,20 @@ def notes(comparison: Comparison) -> list[str]:
     """What a method had to say of a model, each once."""
     ours = [row for row in comparison.rows if row["method"] == OURS]
     against = [row["faster_than_peers"] for row in ours if row["faster_than_peers"] is not None]
-    ranks = [f"Clipwise was faster than every other private method on {sum(against)} of {len(against)} models."]
+    ranks = (
+        [f"Clipwise was faster than every other private method on {sum(against)} of {len(against)} models."]
+        if against
+        else []
+    )
+    earlier = {row["model"]: row["ours_over_it"] for row in comparison.rows if "ours_over_it" in row}
+    if earlier:
+        slower = [f"{model} ({ratio:.2f})" for model, ratio in earlier.items() if ratio > SLOWER]
+        ranks.append(
+            f"A step over that of the release, in the same rounds: {', '.join(f'{m} {r:.2f}' for m, r in earlier.items())}. Slower by more "
+            f"than {SLOWER - 1:.0%}: {', '.join(slower) or 'none'}."
+        )
     said = [f"{row['model']}, {row['method']}: {row['note']}" for row in comparison.rows if row.get("note")]
-    return [*comparison.notices, *(ranks if against else []), *dict.fromkeys(said)]
+    return [*comparison.notices, *ranks, *dict.fromkeys(said)]
 
 
 def markdown(comparison: Comparison, command: str) -> str:

@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,8 +25,10 @@ from clipwise.devices import wait_for
 from clipwise.lab.bench import memory, timing
 from clipwise.lab.bench.clipping import time_clipping
 from clipwise.lab.bench.peers import METHODS, Peer
+from clipwise.lab.bench.release import NAME, Release
 from clipwise.lab.bench.workloads import WORKLOADS
 
+OURS = "clipwise"
 _LARGE = str(1 << 34)
 TIMING_MALLOC = {"MALLOC_MMAP_THRESHOLD_": _LARGE, "MALLOC_TRIM_THRESHOLD_": _LARGE}
 MEMORY_MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 17), "MALLOC_TRIM_THRESHOLD_": str(1 << 17)}
@@ -41,11 +44,14 @@ def time_methods(
     least: int,
     device: str = "cpu",
     cpu_time: bool = False,
+    release: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Method -> its figures and facts on one model."""
     workload = replace(WORKLOADS[model], device=torch.device(device))
-    makers = {name: partial(METHODS[name], workload) for name in methods}
+    makers: dict[str, Callable[[], Any]] = {name: partial(METHODS[name], workload) for name in methods if name != NAME}
+    if release is not None and NAME in methods:
+        makers[NAME] = partial(Release, workload, Path(release), cpu_time=cpu_time)
     clock = time.process_time if cpu_time else partial(_when_done, workload.device)
     times, alive = timing.time_interleaved(
         makers, rounds=rounds, seconds=seconds, most=most, least=least, progress=progress, clock=clock
@@ -53,8 +59,10 @@ def time_methods(
     if workload.base in times.failed:
         raise RuntimeError(f"the {workload.base} step failed: {times.failed[workload.base]}")
     results = {name: times.summary(name, workload.base) for name in methods}
+    if NAME in alive:
+        results[NAME]["ours_over_it"] = times.summary(OURS, NAME)["time_ratio"]
     for name, stepper in alive.items():
-        if isinstance(stepper, Peer):
+        if isinstance(stepper, Peer | Release):
             results[name].update(stepper.facts())
             stepper.close()
     return results

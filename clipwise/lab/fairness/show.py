@@ -9,7 +9,7 @@ from clipwise.fairness.intervals import LEVEL, Interval
 from clipwise.fairness.metrics import Measure
 from clipwise.lab.fairness.study import WITHOUT, Gap, Gradients, OverRuns, Row
 from clipwise.lab.report.figures import Figure, Point, Series, Target, in_markdown
-from clipwise.lab.report.grouped_bars import Bar, GroupedBars, as_series
+from clipwise.lab.report.grouped_bars import Bar, BarSeries, GroupedBars, as_series
 from clipwise.lab.study.definition import Study
 
 EXPLANATION = f"""\
@@ -150,6 +150,31 @@ def to_figures(rows: Sequence[Row]) -> list[Figure]:
         target = Target(WITHOUT, plain.worst_group[1].value)
     return figures + _figure(
         "lowest-group", "Accuracy of the group it is lowest for", "accuracy", lowest, target=target
+    )
+
+
+def to_charts(rows: Sequence[Row]) -> list[Figure | GroupedBars]:
+    """`to_figures`, with bars in place of those whose lines would be single points, one above the other."""
+    return [_as_bars(figure) if _is_one_column(figure) else figure for figure in to_figures(rows)]
+
+
+def _is_one_column(figure: Figure) -> bool:
+    return len({point.x for series in figure.series for point in series.points}) == 1
+
+
+def _as_bars(figure: Figure) -> GroupedBars:
+    (epsilon,) = {point.x for series in figure.series for point in series.points}
+    bars = {series.label: Bar(*series.points[0][1:]) for series in figure.series}
+    if figure.target is not None:
+        bars[figure.target.label] = Bar(figure.target.y)
+    return GroupedBars(
+        name=figure.name,
+        title=f"{figure.title} at epsilon {epsilon:g}",
+        y_label=figure.y_label,
+        categories=tuple(bars),
+        series=(BarSeries(figure.y_label, tuple(bars.values())),),
+        percent=figure.percent,
+        note=figure.note.replace("band:", "whiskers:"),
     )
 
 

@@ -10,6 +10,8 @@ import pytest
 from clipwise.fairness.metrics import Measure
 from clipwise.lab.fairness import show
 from clipwise.lab.fairness.study import WITHOUT, compare
+from clipwise.lab.report.figures import Figure
+from clipwise.lab.report.grouped_bars import GroupedBars
 from clipwise.lab.study import make_study
 from clipwise.types import BadArgument
 
@@ -170,3 +172,16 @@ def test_refused(tmp_path, lines):
     (tmp_path / "c" / "predictions.npz").unlink()
     with pytest.raises(BadArgument, match=r"predictions\.npz"):
         rows_of(tmp_path, lines)
+
+
+def test_one_epsilon_is_drawn_as_bars(tmp_path):
+    lines = [run(tmp_path, n, e, 3, 9) for n, e in (("a", None), ("b", 1.0))]
+    one, several = (
+        [chart for chart in show.to_charts(rows_of(tmp_path, some))]
+        for some in (lines, [*lines, run(tmp_path, "c", 8.0, 3, 9)])
+    )
+    assert {type(chart) for chart in one} == {GroupedBars}
+    assert {type(chart) for chart in several} == {Figure}
+    lowest = next(chart for chart in one if chart.name == "lowest-group")
+    assert lowest.categories[-1] == "without privacy"
+    assert "fixed: " in lowest.alt()

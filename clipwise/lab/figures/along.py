@@ -20,7 +20,7 @@ from clipwise.lab.figures.seen import first_records, gradient_rows, weights_at
 from clipwise.lab.report.figures import Figure, Point, Series
 from clipwise.models import build_model
 
-EPOCHS, RECORDS, POINTS = 2, 400, 20  # of a run; whose norms; in a curve
+EPOCHS, RECORDS, POINTS = 1, 200, 12  # of a run; whose norms; in a curve
 NOISE, PLAIN_BATCH, BATCH = (
     1.4929,
     256,
@@ -46,7 +46,7 @@ def along_figures(data: str = "mnist", epochs: int = EPOCHS) -> list[Figure]:
         for name, how in runs.items()
     ]
     plain = _curve("SGD", records, lambda them: SGD(them, lr=0.1), PLAIN_BATCH, epochs, epsilon=math.inf)
-    where = f"{data}, 26k CNN, {epochs} epochs, mean over {min(RECORDS, len(records.train))} records"
+    where = f"{data}, 26k CNN, {epochs} epoch{'s' if epochs > 1 else ''}, mean over {min(RECORDS, len(records.train))} records"
     return [
         _figure("dc-sgd-figure-8", "DC-SGD, Figure 8: mean gradient norm, SGD without privacy", [plain], where),
         _figure("global-adapt-v2-figure-2", "Global-Adapt-V2, Figure 2: mean gradient norm", private, where),

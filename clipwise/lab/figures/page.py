@@ -13,8 +13,8 @@ _HEAD = """# Figures of the papers that are computed, not trained for
 Written by `{command}`. Figures 2 and 3 of DC-SGD are made data: 256 numbers from N(100, 20^2), the histogram with a range of 150 (Figure 2) or 120
 (Figure 3), sigma_T = 1, B = 256, d = 100,000, as the paper says; its own pictures carry no numbers. Figure 4 of DC-SGD and Figure 1 of OSO-DPSGD are
 gradients of public MNIST at five steps of one private run (26k CNN, C = 1, Adam at 1e-3, batch 256, epsilon 8, one seed), looked at without noise.
-OSO-DPSGD does not say its noise or batch; here they are that run's. Figure 8 of DC-SGD and Figure 2 of DP-SGD-Global-Adapt-V2 are mean norms along runs of 2
-epochs on MNIST (26k CNN with ReLU, one seed; the norms of 400 records, looked at without noise): SGD at 0.1, batch 256, without privacy; and AdamW at 1e-3 with one-cycle, batch 64,
+OSO-DPSGD does not say its noise or batch; here they are that run's. Figure 8 of DC-SGD and Figure 2 of DP-SGD-Global-Adapt-V2 are mean norms along runs of one
+epoch on MNIST (26k CNN with ReLU, one seed; the norms of 200 records, looked at without noise): SGD at 0.1, batch 256, without privacy; and AdamW at 1e-3 with one-cycle, batch 64,
 sigma_0 1.4929 for all, every decay as deep as over the paper's 100 epochs.
 """
 

@@ -66,6 +66,9 @@ class GroupedBars:
             if not known:
                 parts.append(f"{category}: no figure")
                 continue
+            if len(self.series) == 1:
+                parts.append(f"{category}: {self.text(known[0][0])}")
+                continue
             (low, least), (high, most) = min(known), max(known)
             said = [f"from {self.text(low)} ({least}) to {self.text(high)} ({most})"]
             said += [f"{label} {self.text(value)}" for value, label in known if label in self.strong]

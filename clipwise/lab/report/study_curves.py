@@ -81,7 +81,7 @@ def _seen(series: Sequence[Series]) -> list[Series]:
 
 
 def _joined(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) <= 3 else f"{names[0]} and {len(names) - 1} more"
+    return "; ".join(names) if len(names) <= 3 else f"{names[0]} and {len(names) - 1} more"
 
 
 def _moves(series: Sequence[Series]) -> bool:

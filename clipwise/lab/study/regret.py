@@ -1,4 +1,5 @@
-"""How far a variant is below the best of a grid that was not charged for its search: for studies whose file has [regret].
+"""How far a variant is below the best of a grid, for studies whose file has [regret]. Whether the grid's search is part of epsilon is the
+study's `tuning_cost`.
 
 [regret]
 of = "auto"                             # the variant that is judged

@@ -175,6 +175,7 @@ def _line(trial: Trial, result: Mapping[str, Any], seconds: float) -> dict[str, 
         "target_epsilon": None if trial.config.epsilon == float("inf") else trial.config.epsilon,
         **{f"asked_{name}": value for name, value in options.items()},
         **{name: value for name, value in result.items() if name != "run_dir"},
+        "data": Path(result["data"]).name,  # of an own file its name: where it lies is the machine's
         "run": f"runs/{trial.id}",
         "seconds": round(seconds, 1),
         "clipwise": __version__,

@@ -7,7 +7,8 @@ answers are sums over runs of that order, by the forward kernel of `embedding_ba
     ||g_i||^2      = sum over the distinct tokens of example i of |sum of b_t at this token|^2
     sum_i w_i g_i  = for each token, the sum of w_i b_t over all its places
 
-which is faster than autograd's own dense gradient. Only tokens that an example repeats need be summed for the norms.
+which is faster than autograd's own dense gradient. Only tokens that an example repeats need be summed for the norms; where
+looking for them would mean to wait for a device, all are (`devices.py`), and padding is no place left out but one of weight 0.
 In a bag (a sum or mean over the tokens) every place has the same gradient up to a factor s_t: b_t = s_t b_i. Then
 
     ||g_i||^2      = |b_i|^2 * sum over distinct tokens of (sum of s_t)^2
@@ -26,20 +27,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from clipwise.devices import in_host_memory
 from clipwise.norms.kernel import Call, Ghost, Kernel, Part, Way, against_cancellation, scale_rows, sum_of_squares
 from clipwise.norms.layers.registry import Tap, layer
 from clipwise.types import Unsupported
 
+# Places, times this: in a table with more tokens they are few, and those that are not there need no place in a sum's indices (of 10^6 tokens,
+# 60 MB of them). Chosen, not measured.
+FEW = 4
 CACHED_BYTES = 2 * 2**20  # of gradients that are swept twice: about the cache of a core; chosen, not measured
 
 
 class _Places(NamedTuple):
     """The places of a batch of tokens (rows, T), without padding, sorted by token, then by example."""
 
+    masked: Tensor | None  # (rows, T) of places that count, where padding was not left out
     place: Tensor  # (n,) in the flattened (rows * T)
     row: Tensor  # (n,) the example it belongs to
     begins: Tensor  # (n,) bool: the first place of its (token, example)
-    starts: Tensor  # (tokens in the table,) where each token's places begin
+    starts: Tensor  # where the places of a token begin: of each in the table, or of each in `there`
+    there: Tensor | None  # the tokens that are there, where they are few
+    size: int  # tokens in the table
     lengths: Tensor  # (rows,) how many places each example has
 
 
@@ -60,7 +68,11 @@ def _sorted_places(tokens: Tensor, size: int, padding: int | None) -> _Places:
     key = torch.add(row, tokens.to(small), alpha=rows).flatten()
     flat, kept = tokens.flatten(), None
     lengths = torch.full((rows,), length, device=tokens.device)
-    if padding is not None:
+    masked = None
+    if padding is not None and not in_host_memory(tokens.device):
+        masked = tokens != padding
+        lengths = masked.sum(1)
+    elif padding is not None:
         there = tokens != padding
         lengths, kept = there.sum(1), there.flatten().nonzero().squeeze(1)
         key, flat = key[kept], flat[kept]
@@ -68,9 +80,47 @@ def _sorted_places(tokens: Tensor, size: int, padding: int | None) -> _Places:
     place = order if kept is None else kept[order]
     begins = torch.ones_like(key, dtype=torch.bool)
     torch.ne(key[1:], key[:-1], out=begins[1:])
-    counts = torch.bincount(flat, minlength=size)
     row = torch.div(place, length, rounding_mode="floor")
-    return _Places(place, row, begins, counts.cumsum(0) - counts, lengths)
+    if in_host_memory(tokens.device) and FEW * len(key) < size:
+        found, counts = torch.unique_consecutive(torch.div(key, rows, rounding_mode="floor"), return_counts=True)
+        return _Places(masked, place, row, begins, counts.cumsum(0) - counts, found.long(), size, lengths)
+    counts = _counts(flat, size)
+    return _Places(masked, place, row, begins, counts.cumsum(0) - counts, None, size, lengths)
+
+
+def _table(source: Tensor, index: Tensor, places: _Places, factors: Tensor | None) -> Tensor:
+    """(tokens in the table, d): for each token the sum of source[index] * factors over its places."""
+    sums = _sums(source, index, places.starts, factors)
+    if places.there is None:
+        return sums
+    return sums.new_zeros(places.size, sums.shape[1]).index_copy_(0, places.there, sums)
+
+
+def _counts(numbers: Tensor, size: int) -> Tensor:
+    """How often each of so many numbers is there; `bincount` looks at the largest."""
+    if in_host_memory(numbers.device):
+        return torch.bincount(numbers, minlength=size)
+    found = torch.zeros(size, dtype=torch.int64, device=numbers.device)
+    return found.scatter_add_(0, numbers.long(), torch.ones_like(numbers, dtype=torch.int64))
+
+
+class _Runs(NamedTuple):
+    """Of places in their order: those of one (token, example) are a run."""
+
+    number: Tensor  # (n,) of each place's run
+    starts: Tensor  # (runs,) where each begins; on a device as many as places, and n for those that there are not
+    rows: Tensor  # (runs,)
+
+
+def _runs(places: _Places) -> _Runs:
+    begins, size = places.begins, len(places.begins)
+    number = begins.cumsum(0) - 1
+    if in_host_memory(begins.device):
+        starts = begins.nonzero().squeeze(1)
+        return _Runs(number, starts, places.row[starts])
+    along = torch.arange(size, device=begins.device)
+    starts = torch.full_like(along, size).scatter_reduce_(0, number, along, "amin")
+    return _Runs(number, starts, places.row[starts.clamp_max(size - 1)] if size else starts)
 
 
 def _sums(source: Tensor, index: Tensor, starts: Tensor, factors: Tensor | None = None) -> Tensor:
@@ -109,7 +159,7 @@ def _same_at_all_places(b: Tensor) -> bool:
     between = list(zip(b.shape[1:-1], b.stride()[1:-1], strict=True))
     if all(size == 1 or stride == 0 for size, stride in between):
         return True
-    if b.dim() > 3 or not torch.equal(b[:, 0], b[:, -1]):  # most gradients stop here
+    if not in_host_memory(b.device) or b.dim() > 3 or not torch.equal(b[:, 0], b[:, -1]):  # most gradients stop here
         return False
     # Two sweeps on all cores, where `equal` has one core; the second finds a few rows in the cache. NaN equals nothing.
     few = max(1, CACHED_BYTES // max(1, b[0].nbytes))
@@ -154,8 +204,16 @@ def _dense(call: Call, tokens: Tensor, padding: int | None, b: Tensor) -> dict[s
 
 def _apart(b: Tensor, places: _Places) -> Part:
     """A gradient of its own at each place: b (rows, T, d)."""
+    masked, place, row, begins, *_ = places
+    if masked is not None:
+        b = b.masked_fill(~masked.unsqueeze(2), 0)
     flat = b.flatten(0, 1)
-    place, row, begins, starts, _ = places
+
+    def finish(w: Tensor, b: Tensor) -> dict[str, Tensor]:
+        return {"weight": _table(b.flatten(0, 1), place, places, w[row])}
+
+    if not in_host_memory(b.device):
+        return Ghost(_squares_of_all_runs(flat, places), (b,), finish)
     ends = torch.ones_like(begins)
     ends[:-1] = begins[1:]
     alone = begins & ends
@@ -168,7 +226,19 @@ def _apart(b: Tensor, places: _Places) -> Part:
         reach = at_place.new_zeros(len(first)).index_add_(0, run, at_place[place[again]].sqrt())
         of_runs = _squares(_sums(flat, place[again], first)) + against_cancellation(reach.square(), b.dtype)
         squares.index_add_(0, row[again][first], of_runs)
-    return Ghost(squares, (b,), lambda w, b: {"weight": _sums(b.flatten(0, 1), place, starts, w[row])})
+    return Ghost(squares, (b,), finish)
+
+
+def _squares_of_all_runs(flat: Tensor, places: _Places) -> Tensor:
+    """(rows,): as `_apart` has them, without a look at which runs have more places than one."""
+    runs = _runs(places)
+    at_place = _squares(flat)[places.place]
+    of_runs = _squares(_sums(flat, places.place, runs.starts))
+    reach, count = (
+        torch.zeros_like(of_runs).index_add_(0, runs.number, t) for t in (at_place.sqrt(), torch.ones_like(at_place))
+    )
+    of_runs = of_runs + torch.where(count > 1, against_cancellation(reach.square(), flat.dtype), 0.0)
+    return of_runs.new_zeros(len(places.lengths)).index_add_(0, runs.rows, of_runs)
 
 
 def _repeats(places: _Places) -> Tensor:
@@ -187,20 +257,22 @@ def _repeats(places: _Places) -> Tensor:
 
 def _bag(b: Tensor, factors: Tensor | None, places: _Places) -> Part:
     """The gradient b (rows, d), times a factor (rows, T), at each place."""
-    place, row, begins, starts, _ = places
-    if factors is None:
+    masked, place, row, *_ = places
+    if masked is not None:
+        factors = masked.to(b.dtype) if factors is None else factors * masked
+    if factors is None and in_host_memory(b.device):
         squares = _repeats(places)
     else:
-        first, run = begins.nonzero().squeeze(1), begins.cumsum(0) - 1
-        given = factors.double().flatten()[place]
-        each, reach = (b.new_zeros(len(first), dtype=torch.float64).index_add_(0, run, t) for t in (given, given.abs()))
+        runs = _runs(places)
+        given = torch.ones_like(place, dtype=torch.float64) if factors is None else factors.double().flatten()[place]
+        each, reach = (given.new_zeros(len(runs.starts)).index_add_(0, runs.number, t) for t in (given, given.abs()))
         each = each.square() + against_cancellation(reach.square(), b.dtype)
-        squares = each.new_zeros(b.shape[0]).index_add_(0, row[first], each)
+        squares = each.new_zeros(b.shape[0]).index_add_(0, runs.rows, each)
     squares = sum_of_squares(b) * squares
 
     def finish(w: Tensor, b: Tensor, *factors: Tensor) -> dict[str, Tensor]:
         per_place = factors[0].flatten()[place] if factors else None
-        return {"weight": _sums(scale_rows(b, w).contiguous(), row, starts, per_place)}
+        return {"weight": _table(scale_rows(b, w).contiguous(), row, places, per_place)}
 
     return Ghost(squares, (b,) if factors is None else (b, factors), finish)
 

@@ -6,12 +6,22 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from clipwise import devices
 from clipwise.norms import Bookkeeping
 from clipwise.norms.kernel import Call
 from clipwise.norms.layers import embedding
 from clipwise.norms.layers.embedding import BAG, EMBEDDING, Config
 from clipwise.norms.loop import assert_agrees, per_example_gradients, squared_output, sums_and_norms
 from clipwise.types import Unsupported
+
+
+@pytest.fixture(params=["host", "device"], scope="module", autouse=True)
+def _where(request):
+    """The CPU, and the CPU in the place of a device whose values are not looked at."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "device":
+            patch.setattr(devices, "_HOST", devices._ACCELERATOR)
+        yield
 
 
 class Then(nn.Module):
@@ -261,8 +271,21 @@ def test_a_model_that_mixes_bags_is_refused(mix):
 @pytest.mark.parametrize("cached", [1, 10**9])
 @pytest.mark.parametrize("row", [0, 2, 4])
 def test_one_place_that_differs_is_seen_in_whatever_row(monkeypatch, cached, row):
+    monkeypatch.setattr(embedding, "in_host_memory", lambda _: True)
     monkeypatch.setattr(embedding, "CACHED_BYTES", cached)
     b = torch.randn(5, 1, 3).expand(5, 4, 3).contiguous()
     assert embedding._same_at_all_places(b)
     b[row, 1, 2] += 1e-6
     assert not embedding._same_at_all_places(b)
+
+
+@pytest.mark.parametrize("padding", [None, 0])
+@pytest.mark.parametrize("after", ["apart", "sum"])
+def test_a_table_with_many_more_tokens_than_places(padding, after):
+    torch.manual_seed(0)
+    tokens = torch.tensor([[3, 0, 3, 99], [98, 0, 0, 3], [1, 2, 1, 1]])
+    model = Then(nn.Embedding(100, 3, padding_idx=padding), AFTER[after], 3)
+    assert embedding.FEW * tokens.numel() < 100
+    assert_agrees(model, (tokens,))
+    bag = Then(nn.EmbeddingBag(100, 3, mode="mean", padding_idx=padding), AFTER["apart"], 3)
+    assert_agrees(bag, (tokens,))

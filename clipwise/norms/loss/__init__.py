@@ -7,12 +7,12 @@
     certificate.py  a proof as what it was read from, so that the next graph that reads the same is not walked
     proof.py     the verdict, for one engine
     rowwise.py   the same asked of the gradients themselves, on the first batch and on each new graph
-    witness.py   what the loop does with the first batch's records, where no graph holds it
+    witness.py   what the loop does with the records of the 1st, 2nd, 4th ... batch, where no graph holds it
 
 Guarantee: no gradient reaches a tap but from a pass whose loss is, as a function of the model's outputs, a sum (or mean)
 over the rows of one term a row, scaled as was declared; or whose user said so by name. What the graph cannot show
 (targets, masks and weights without gradient that have one row a record) is taken for data of that row, after a check of
-how the loop made it of its first batch.
+how the loop made it of its 1st, 2nd, 4th ... batch.
 """
 
 from clipwise.norms.loss.marks import mark, say_of_loss

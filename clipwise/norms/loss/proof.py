@@ -30,12 +30,15 @@ from clipwise.norms.loss.rules.state import (
     constant_of,
 )
 from clipwise.norms.loss.scale import CLOSE, matched
+from clipwise.norms.loss.witness import frames_compiled
 from clipwise.types import ClipwiseError, LoopMisuse, Unsupported
 
 ROW_WISE = "row-wise"  # what a user may declare of a loss
 _DECLARED = "declared by the user: row-wise"
 _ONLY_ONCE = ("use_reentrant", "donated_buffer")  # in torch's words for graphs that run backwards once
-_FOLLOWED = "what the loop computed from the records of its first batch, followed and found to keep rows apart"
+_FOLLOWED = (
+    "what the loop computed from the records of its 1st, 2nd, 4th ... batch, followed and found to keep rows apart"
+)
 _NOT_FOLLOWED = "targets, masks, weights and inputs of each row, taken for data of that record alone"
 
 REMEDIES = (
@@ -101,9 +104,12 @@ class LossProof:
         self.batch: Any = None  # the open one
         self.dummy: Tensor | None = None
 
-    @property
-    def wants_witness(self) -> bool:
-        return self.declared is None and not self._witnessed
+    def wants_witness(self, batches: int) -> bool:
+        """Of the batch of this number. Until one was followed; then of the 2nd, 4th, 8th ..., where nothing was compiled that would
+        be compiled anew for it."""
+        if self.declared is not None:
+            return False
+        return not self._witnessed or (batches & (batches - 1) == 0 and not frames_compiled())
 
     def is_known(self, root: Any, gradient: Any) -> bool:
         """Whether the loss of the open batch has a graph that reads as one that was proved. Else it has to be judged."""
@@ -235,7 +241,7 @@ class LossProof:
 
     def _hear_witness(self, batch: Any, roots: Sequence[Any], *, proved: bool) -> None:
         witness = batch.witness
-        if witness is None or self._witnessed:
+        if witness is None:
             return
         if witness.used is not None:
             raise self._refusal(Unknown("a number in it was read from the records of the batch"))

@@ -1,9 +1,9 @@
-"""What the loop does with its first batch between the loader and the backward pass, on record, and done again with other
+"""What the loop does with its 1st, 2nd, 4th ... batch between the loader and the backward pass, on record, and done again with other
 records in the place of some.
 
 The graph holds what was differentiated. Targets, masks, weights and whatever was detached enter it as constants, and may
 have been computed from several records: a mask of the batch's hardest rows, weights that are normalised over the batch, a
-baseline that was detached, inputs that were centred or mixed. So torch's functions are watched for one batch, from the
+baseline that was detached, inputs that were centred or mixed. So torch's functions are watched for such a batch, from the
 records that the loader gave and the outputs of the model to the loss; then they run again, on the same values and with
 half of the rows replaced by others. What arrives at the outputs of the rows that stayed, and what the model was given for
 them, must stay too.
@@ -88,7 +88,7 @@ class Witness(TorchFunctionMode):
     # -- while the loop runs -------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        self._frames = _frames_compiled()
+        self._frames = frames_compiled()
         self._take_place()
 
     def stop(self) -> None:
@@ -97,7 +97,7 @@ class Witness(TorchFunctionMode):
 
     def leave(self) -> None:
         self.stop()
-        if self._step_aside() and _frames_compiled() != self._frames:
+        if self._step_aside() and frames_compiled() != self._frames:
             torch._dynamo.reset()  # what was run step by step for our sake may be compiled from now on
 
     def _take_place(self) -> None:
@@ -310,7 +310,7 @@ def _set_modes(modes: list[TorchFunctionMode]) -> None:
         _push_mode(mode)
 
 
-def _frames_compiled() -> int:
+def frames_compiled() -> int:
     dynamo = sys.modules.get("torch._dynamo.utils")
     return 0 if dynamo is None else dynamo.counters["frames"]["total"]
 
