@@ -56,8 +56,11 @@ def quick(**options):
             PrivateClassifier(epochs=1, expected_batch_size=1, model="linear", scaled=True, random_state=0),
             marks=pytest.mark.slow,
         ),
-        PrivateRegressor(
-            epochs=1, expected_batch_size=1, model="linear", scaled=True, target_range=(-100, 100), random_state=0
+        pytest.param(
+            PrivateRegressor(
+                epochs=1, expected_batch_size=1, model="linear", scaled=True, target_range=(-100, 100), random_state=0
+            ),
+            marks=pytest.mark.slow,
         ),
     ],
     ids=lambda estimator: f"{type(estimator).__name__}-{estimator.method}",
