@@ -50,7 +50,7 @@ model = peft.get_peft_model(model, peft.LoraConfig(task_type="SEQ_CLS", r=8, **k
 trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 rates = [{"params": [p], "lr": 0.2 if "classifier" in name else 0.01} for name, p in trained]
 parts = {"gradient_accumulation_steps": RECORDS // (PART * int(os.environ.get("WORLD_SIZE", "1")))}
-named = {"per_device_train_batch_size": PART, "bf16": True, "use_cpu": not torch.cuda.is_available(), **parts}
+named = {"per_device_train_batch_size": PART, "use_cpu": not torch.cuda.is_available(), **parts}
 args = TrainingArguments("sst2-lora", max_steps=STEPS, save_steps=5, logging_steps=5, report_to=[], **named)
 data = {"train_dataset": part("train"), "eval_dataset": part("dev"), "processing_class": tokenizer}
 right = {"compute_metrics": lambda found: {"accuracy": float((found.predictions.argmax(1) == found.label_ids).mean())}}

@@ -18,7 +18,7 @@ import clipwise
 from clipwise.accounting import Ledger, StepEvent, epsilon
 from clipwise.automatic import race, rule
 from clipwise.automatic.choice import Stated, choose
-from clipwise.automatic.inputs import Scaled, first_layer
+from clipwise.automatic.inputs import Scaled, first_layer, scaled_inputs
 from clipwise.automatic.inputs import _histogram as sizes
 from clipwise.automatic.measure import histogram, one_a_row
 from clipwise.automatic.prepare import phases, prepare
@@ -760,10 +760,32 @@ def test_a_scale_in_the_weights_is_the_scale_of_the_inputs_bit_for_bit():
     scaled.fold()
     scaled.fold()
     assert torch.equal(model(x), out)
-    undone = Scaled(model, "0", 4.0)
-    assert not torch.equal(model(x), out)
-    undone.undo()
-    undone.fold()
+    with scaled_inputs(model, "0", 4.0):
+        assert not torch.equal(model(x), out)
+    assert torch.equal(model(x), out)
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_weights_saved_in_the_middle_take_inputs_as_they_are(assign):
+    """In another model, in the same one, and after the scale is in its weights; what was saved is not touched by a load."""
+    model, fresh, x = network(), network(), torch.randn(20, 6)
+    scaled = Scaled(model, "0", 64.0)
+    out, kept = model(x), model.state_dict()
+    assert torch.equal(kept["0.weight"], 64 * model[0].weight)
+    fresh.load_state_dict(kept)
+    assert torch.equal(fresh(x), out)
+    whole = nn.ModuleDict({"inner": model})  # saved as a part of another
+    assert torch.equal(whole.state_dict()["inner.0.weight"], kept["0.weight"])
+    before = copy.deepcopy(kept)
+    with torch.no_grad():
+        model[0].weight.zero_()
+    model.load_state_dict(kept, assign=assign)
+    assert all(torch.equal(kept[name], before[name]) for name in kept)
+    assert torch.equal(model(x), out)
+    scaled.fold()
+    assert torch.equal(model(x), out)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    model.load_state_dict(before)
     assert torch.equal(model(x), out)
 
 
@@ -775,6 +797,9 @@ def test_a_scaled_run_goes_on_and_gives_its_weights_back_once(tmp_path):
     loop(private)
     with private.averaged():
         before = whole(loader.dataset.tensors[0])
+        saved = network()
+        saved.load_state_dict(whole.state_dict())
+    assert torch.equal(saved(loader.dataset.tensors[0]), before)
     private.detach()
     assert torch.equal(whole(loader.dataset.tensors[0]), before)
     assert private.run.plan.method.input_scale == 64.0

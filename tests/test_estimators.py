@@ -49,9 +49,18 @@ def quick(**options):
     "estimator",
     [
         PrivateClassifier(epochs=1, method="auto-s", model="linear", scaled=True, random_state=0),
-        PrivateRegressor(epochs=1, model="linear", scaled=True, target_range=(-100, 100), random_state=0),
+        PrivateRegressor(
+            epochs=1, method="auto-s", model="linear", scaled=True, target_range=(-100, 100), random_state=0
+        ),
+        pytest.param(
+            PrivateClassifier(epochs=1, expected_batch_size=1, model="linear", scaled=True, random_state=0),
+            marks=pytest.mark.slow,
+        ),
+        PrivateRegressor(
+            epochs=1, expected_batch_size=1, model="linear", scaled=True, target_range=(-100, 100), random_state=0
+        ),
     ],
-    ids=lambda estimator: type(estimator).__name__,
+    ids=lambda estimator: f"{type(estimator).__name__}-{estimator.method}",
 )
 def test_scikit_learns_own_checks(estimator):
     known = EXPECTED[type(estimator)]
@@ -121,6 +130,22 @@ def test_regression(loss):
     assert ((found >= 0) & (found <= 350)).all()
     assert any("target_range=" in note for note in model.statement_.notes)
     assert model.predict(1e6 * outside).max() <= 350
+
+
+def test_a_regressor_with_an_epsilon_alone_is_near_the_best_stated_rate():
+    """A rule before found rates 50 times too high from such rows: an R2 of -2."""
+    x, y = load_diabetes(return_X_y=True)
+    inside, outside, targets, others = train_test_split(x, y, random_state=0)
+    found, stated = (
+        PrivateRegressor(epsilon=3, ranges=(-0.2, 0.2), target_range=(0, 400), random_state=1, **more).fit(
+            inside, targets
+        )
+        for more in ({}, {"method": "auto-s"})
+    )
+    assert any(line.startswith("learning rate") for line in found.statement_.automatic)
+    assert not any(line.startswith("learning rate") for line in stated.statement_.automatic)
+    assert found.epsilon_ <= 3
+    assert found.score(outside, others) > max(0.2, stated.score(outside, others) - 0.1)
 
 
 def test_no_ranges_is_said_before_anything_is_spent(digits, tmp_path):

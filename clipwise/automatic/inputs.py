@@ -97,22 +97,45 @@ def _rms(numbers: Tensor) -> Tensor:
     return numbers.detach().double().flatten(1).square().mean(1).sqrt()
 
 
+@contextmanager
+def scaled_inputs(model: nn.Module, layer: str | None, scale: float) -> Iterator[None]:
+    """A layer's inputs times s in this block; its weights are as they are."""
+    hook = None if layer is None or scale == 1 else _scale_inputs(model.get_submodule(layer), scale)
+    try:
+        yield
+    finally:
+        if hook is not None:
+            hook.remove()
+
+
+def _scale_inputs(layer: nn.Module, scale: float) -> Any:
+    return layer.register_forward_pre_hook(lambda _, args: (scale * args[0], *args[1:]))
+
+
 class Scaled:
-    """A layer's inputs times s, until `undo` (its weights as they are) or `fold` (s in its weights)."""
+    """A layer's inputs times s, until `fold` puts s into its weights. Meanwhile `state_dict` has s W and `load_state_dict` takes it, so that what
+    is saved and loaded always is of inputs as they are; the parameter itself is W."""
 
     def __init__(self, model: nn.Module, layer: str | None, scale: float | None):
-        self._hook: Any = None
+        self._hooks: list[Any] = []
         if layer is not None and scale is not None and scale != 1:
             self._layer, self._scale = model.get_submodule(layer), scale
-            self._hook = self._layer.register_forward_pre_hook(lambda _, args: (scale * args[0], *args[1:]))
-
-    def undo(self) -> None:
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
+            self._hooks = [
+                _scale_inputs(self._layer, scale),
+                self._layer.register_state_dict_post_hook(lambda _, state, prefix, __: _multiply(state, prefix, scale)),
+                self._layer.register_load_state_dict_pre_hook(
+                    lambda _, state, prefix, *__: _multiply(state, prefix, 1 / scale)
+                ),
+            ]
 
     @torch.no_grad()
     def fold(self) -> None:
-        if self._hook is not None:
+        if self._hooks:
             self._layer.get_parameter("weight").mul_(self._scale)
-            self.undo()
+        while self._hooks:
+            self._hooks.pop().remove()
+
+
+def _multiply(state: dict[str, Any], prefix: str, scale: float) -> None:
+    if prefix + "weight" in state:
+        state[prefix + "weight"] = scale * state[prefix + "weight"]

@@ -28,7 +28,7 @@ class Look(NamedTuple):
     """At the first weights, released; None where no bin stands out of the noise."""
 
     median_norm: float | None  # J
-    median_loss: float | None = None  # where the model learns values
+    typical_loss: float | None = None  # where the model learns values
 
 
 def first_look(run: Run, task: Task, event: Event) -> Look:
@@ -40,12 +40,8 @@ def first_look(run: Run, task: Task, event: Event) -> Look:
     bound = math.sqrt(len(histograms))  # of one record's row, which is one-hot in each
     noised = run.release(torch.cat(histograms), event, l2_bound=bound, what=what)
     std = event.noise_multiplier * bound
-    return Look(
-        *(
-            rule.median(counts.tolist(), std, bins)
-            for counts, bins in zip(noised.split(rule.BINS), (rule.NORMS, rule.LOSSES), strict=False)
-        )
-    )
+    norms, *losses = (counts.tolist() for counts in noised.split(rule.BINS))
+    return Look(rule.quantile(norms, std, rule.NORMS), *(rule.typical_loss(counts, std) for counts in losses))
 
 
 def _of_norms(run: Run, task: Task) -> Tensor:

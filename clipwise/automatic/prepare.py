@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 from clipwise import guards, modes, plans
 from clipwise.automatic import rule
 from clipwise.automatic.choice import Choice
-from clipwise.automatic.inputs import Scaled, first_layer, found_scale
+from clipwise.automatic.inputs import Scaled, first_layer, found_scale, scaled_inputs
 from clipwise.automatic.measure import Look, first_look
 from clipwise.automatic.pilot import Pilot, adam, check_optimizer
 from clipwise.automatic.race import race
@@ -91,11 +91,11 @@ def prepare(model: nn.Module, loader: DataLoader[Any], choice: Choice, task: Tas
             modes.to_training(model)
             run.engine.install()
             scale = found_scale(run, task, layer, events[0])
-            run.on_close(Scaled(run.model, layer, scale).undo)
-            look = first_look(run, task, events[1])
-            method = _clipping(run.plan.method, task, look.median_norm, run.facts.records * measuring.mu)
-            run.stepper.plan = dataclasses.replace(run.plan, method=method)
-            results = race(run, optimizer, task, measuring, look, events[2:])
+            with scaled_inputs(run.model, layer, scale):
+                look = first_look(run, task, events[1])
+                method = _clipping(run.plan.method, task, look.median_norm, run.facts.records * measuring.mu)
+                run.stepper.plan = dataclasses.replace(run.plan, method=method)
+                results = race(run, optimizer, task, measuring, look, events[2:])
     finally:
         run.close()
     rate = rule.chosen_rate(results, run.facts.records)
@@ -165,7 +165,7 @@ def _said(
         f"{', '.join(f'{score / records:.1%}' for result in results for score in result.scores)} of the records; it may rise, late in the run, "
         f"by up to {math.exp(rule.REACH):.2g} times, and does not fall",
         f"median norm of the gradients at the first weights: {_shown(look.median_norm)}"
-        + (f"; median loss there: {_shown(look.median_loss)}" if task.kind == "values" else ""),
+        + (f"; a typical loss there: {_shown(look.typical_loss)}" if task.kind == "values" else ""),
         "clipping: " + _clips(found),
         task.said,
         *_scaled(found),
@@ -174,7 +174,7 @@ def _said(
     few = rule.too_few(measuring, records)
     notes = (
         None if not plan.private else few,
-        rule.far_off(look.median_loss),
+        rule.far_off(look.typical_loss),
         rule.small_inputs(look.median_norm, task.blank_norm) if found.input_scale is None else None,
     )
     if found.median_norm is None:

@@ -86,7 +86,7 @@ def total_score(run: Run, task: Task, look: Look) -> float:
     """Of all records, each in 0..1 whatever the task says."""
     if task.right is not None:
         return float(sum_of_rows(run, task.right, lambda right: bounded(right).sum()))
-    first = look.median_loss or 1.0
+    first = look.typical_loss or 1.0
     return float(sum_of_rows(run, task.row_losses, lambda losses: bounded(rule.score_of_losses(losses, first)).sum()))
 
 

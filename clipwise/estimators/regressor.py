@@ -27,8 +27,7 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):
 
         PrivateRegressor(epsilon=3, ranges=(low, high), target_range=(0, 100)).fit(X, y).predict(X_new)
 
-    Parameters, beside those of `PrivateClassifier` (but `classes`; here `auto-s` at a rate of 0.003 is the default, because what `auto`
-    finds from a few hundred rows of numbers was much worse: docs/methods/auto.md):
+    Parameters, beside those of `PrivateClassifier` (but `classes`; a method other than `auto` has a rate of 0.003 here):
         target_range: (low, high) of y, public: targets are clipped to it, and so are predictions.
         loss: "squared-error", or "huber", which counts large errors by their size: for targets with outliers.
 
@@ -49,7 +48,7 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):
         model: Any = "mlp",
         epochs: int | None = None,
         expected_batch_size: int | None = None,
-        method: str = "auto-s",
+        method: str = "auto",
         learning_rate: float | None = None,
         ledger: Any = None,
         random_state: Any = None,

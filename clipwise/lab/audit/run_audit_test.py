@@ -29,7 +29,7 @@ def caught(only=ONE):
     return {finding.check for finding in audit.failures}
 
 
-@pytest.mark.parametrize("which", ["median_norm", "median_loss"])
+@pytest.mark.parametrize("which", ["median_norm", "typical_loss"])
 def test_a_mean_of_raw_numbers(monkeypatch, which):
     raw = []
     plain = measure.histogram
