@@ -48,7 +48,7 @@ kinds = {"target_modules": ["query", "value", "intermediate.dense", "output.dens
 model = peft.get_peft_model(model, peft.LoraConfig(task_type="SEQ_CLS", r=8, **kinds))
 # A head that begins at nothing has far to go, and adapters a short way: one rate for both leaves the head standing.
 trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-rates = [{"params": [p], "lr": 0.2 if "classifier" in name else 0.01} for name, p in trained]
+rates = [{"params": [p], "lr": 0.2 if "classifier" in name else 0.002} for name, p in trained]
 parts = {"gradient_accumulation_steps": RECORDS // (PART * int(os.environ.get("WORLD_SIZE", "1")))}
 named = {"per_device_train_batch_size": PART, "use_cpu": not torch.cuda.is_available(), **parts}
 args = TrainingArguments("sst2-lora", max_steps=STEPS, save_steps=5, logging_steps=5, report_to=[], **named)
