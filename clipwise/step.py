@@ -13,7 +13,7 @@ dies in `complete`. The charge is on record before any noise of its step exists.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ from clipwise.plans import Plan
 from clipwise.ranks import World
 from clipwise.sampling import PhysicalBatch
 from clipwise.shards import Shards
-from clipwise.types import Cut, Decision, LoopMisuse, Released
+from clipwise.types import ClipwiseError, Cut, Decision, LoopMisuse, Released
 
 _GRADIENT = "the gradient itself"  # beside the names of side queries
 
@@ -131,12 +131,18 @@ class Stepper:
             raise LoopMisuse("optimizer.step() came for a batch that is not from private.loader; nothing was changed")
         groups = None if self._groups is None else self._groups(records)
         self._batch, self._records = None, None
-        if batch.masked:  # the one part of an empty batch
+        if (
+            batch.masked
+        ):  # no record: the one part of an empty batch, or what a process has left that has fewer parts than others
+            self._sum_up(self._deferred.rest())
             clip_and_sum(self.plan, self.state, self._partial, tape, masked=True, groups=groups)
         elif batch.last or not self._deferred.keep(tape, groups):
-            for each, of_rows in self._deferred.take(tape, groups):
-                clip_and_sum(self.plan, self.state, self._partial, each, groups=of_rows)
+            self._sum_up(self._deferred.take(tape, groups))
         return batch.last
+
+    def _sum_up(self, tapes: Sequence[tuple[Tape | PlainTape, Tensor | None]]) -> None:
+        for tape, groups in tapes:
+            clip_and_sum(self.plan, self.state, self._partial, tape, groups=groups)
 
     def complete(self, take_step: Callable[[], Any]) -> Any:
         """Charge, noise, the method's next state, the optimizer: once a logical batch."""
@@ -146,6 +152,10 @@ class Stepper:
 
     def _release(self) -> None:
         plan, state = self.plan, self.state
+        if self._deferred:  # it would count in the next step, beside a record's own part there
+            raise ClipwiseError(
+                "a part of this logical batch was not summed; nothing was changed, and this is a fault of Clipwise"
+            )
         partial, self._partial = self._partial, Partial()
         self._agree()
         charge(plan, state, self.ledger)

@@ -73,9 +73,13 @@ class Deferred:
         alike = (
             isinstance(tape, Tape) and (layers := tape.outer_alone) is not None and self._add(tape, layers, groups, 0)
         )
-        joined = self._joined()
+        return self.rest() if alike else [*self.rest(), (tape, groups)]
+
+    def rest(self) -> list[tuple[AnyTape, Groups]]:
+        """What was kept, alone: one tape, or none."""
+        joined: list[tuple[AnyTape, Groups]] = [self._joined()] if self else []
         self.drop()
-        return [joined] if alike else [joined, (tape, groups)]
+        return joined
 
     def _joined(self) -> tuple[Tape, Groups]:
         if self._like is None:
