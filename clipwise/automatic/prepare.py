@@ -90,9 +90,11 @@ def prepare(model: nn.Module, loader: DataLoader[Any], choice: Choice, task: Tas
         with _as_it_was(model):
             modes.to_training(model)
             run.engine.install()
-            scale = found_scale(run, task, layer, events[0])
+            scale = 1.0 if layer is None else found_scale(run, task, layer, events[0])
             with scaled_inputs(run.model, layer, scale):
                 look = first_look(run, task, events[1])
+                if layer is None:  # nothing to look at, but planned for; charged once all records have gone through
+                    found_scale(run, task, None, events[0])
                 method = _clipping(run.plan.method, task, look.median_norm, run.facts.records * measuring.mu)
                 run.stepper.plan = dataclasses.replace(run.plan, method=method)
                 results = race(run, optimizer, task, measuring, look, events[2:])
