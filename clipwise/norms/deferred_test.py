@@ -6,7 +6,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from clipwise import attach, devices, step
-from clipwise.types import LoopMisuse
+from clipwise.norms import Deferred
+from clipwise.types import ClipwiseError, LoopMisuse
 
 ROWS = 32
 
@@ -114,3 +115,10 @@ def test_what_waits_is_forgotten_with_its_batch():
     with pytest.raises(LoopMisuse):
         optimizer.step()
     private.detach()
+
+
+def test_a_part_that_is_left_over_stops_the_step(monkeypatch):
+    """It would be summed in the next one, where its records may have parts of their own."""
+    monkeypatch.setattr(Deferred, "take", lambda _, *last: [last])
+    with pytest.raises(ClipwiseError, match="was not summed"):
+        trained(small, 4)
