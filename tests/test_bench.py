@@ -412,7 +412,7 @@ def test_methods_are_not_compared_with_peers():
 
 def test_checks_are_clocked_once_and_given_back(monkeypatch):
     from clipwise.lab.bench import checks
-    from clipwise.norms.watch import Watch
+    from clipwise.norms.look.watch import Watch
 
     plain = Watch.check
     monkeypatch.setattr(checks, "RUNS", 1)

@@ -20,7 +20,7 @@ NEW = {
         "clipwise/norms/layers/prelu.py": """
             import torch.nn.functional as F
             from torch import nn
-            from clipwise.norms.kernel import Kernel
+            from clipwise.norms.kernels.kernel import Kernel
             from clipwise.norms.layers.registry import layer
 
             class PReLUKernel(Kernel):

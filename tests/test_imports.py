@@ -196,8 +196,8 @@ def test_only_the_command_line_imports_the_command_line():
 @pytest.mark.parametrize(
     ("by", "text", "why"),
     [
-        ("clipwise.norms.tape", "from clipwise.clipping import Method", "a stage"),
-        ("clipwise.norms.tape", "def f():\n    import clipwise.mechanism", "a stage"),
+        ("clipwise.norms.record.tape", "from clipwise.clipping import Method", "a stage"),
+        ("clipwise.norms.record.tape", "def f():\n    import clipwise.mechanism", "a stage"),
         ("clipwise.training.folder", "def f():\n    from clipwise.lab.report import page", "does not stand above"),
         ("clipwise.plans", "from clipwise import step", "does not stand above"),
         ("clipwise", "from clipwise.run import Run", "the facade"),

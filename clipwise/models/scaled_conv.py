@@ -24,8 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clipwise.models.padding import same_padded
-from clipwise.norms.blocks import Unformed
-from clipwise.norms.kernel import Call, Kernel, Part, Way
+from clipwise.norms.kernels.blocks import Unformed
+from clipwise.norms.kernels.kernel import Call, Kernel, Part, Way
 from clipwise.norms.layers import Tap, layer
 from clipwise.norms.layers.conv import CONV
 from clipwise.norms.layers.conv_layout import Geometry

@@ -25,20 +25,22 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from clipwise.devices import refuse_without_wide_type, with_generators
-from clipwise.norms.choice import Chooser
-from clipwise.norms.influence import grown
-from clipwise.norms.kernel import HALF, PER_EXAMPLE, Call, Direct, Kernel, widened_for
+from clipwise.norms.kernels.choice import Chooser
+from clipwise.norms.kernels.kernel import HALF, PER_EXAMPLE, Call, Direct, Kernel, widened_for
 from clipwise.norms.layers import registry as layers
+from clipwise.norms.look.influence import grown
+from clipwise.norms.look.probe import Bare, Probe, probe
+from clipwise.norms.look.ragged import bags_of, has_packed, leaves_of
+from clipwise.norms.look.refuse import refuse_mixing_layers, refuse_trained_inputs, refuse_transforms
+from clipwise.norms.look.state import State
+from clipwise.norms.look.watch import Members, Watch
 from clipwise.norms.loss import LossProof, Witness, judged, mark, mixed_at, unwatch, watch
-from clipwise.norms.probe import Bare, Probe, probe
-from clipwise.norms.ragged import bags_of, has_packed, leaves_of
-from clipwise.norms.recording import Pass, Receive, SpreadNode, Tap, TapNode, can_hook, hook_on
-from clipwise.norms.refuse import refuse_mixing_layers, refuse_trained_inputs, refuse_transforms
-from clipwise.norms.small_batch import Args, Kwargs
-from clipwise.norms.state import State
-from clipwise.norms.tape import Tape
-from clipwise.norms.units import (
+from clipwise.norms.record.recording import Pass, Receive, SpreadNode, Tap, TapNode, can_hook, hook_on
+from clipwise.norms.record.tape import Tape
+from clipwise.norms.record.units import (
+    Args,
     Forward,
+    Kwargs,
     Unit,
     find_units,
     run_generic,
@@ -48,8 +50,7 @@ from clipwise.norms.units import (
     tensor_shapes,
     untrained,
 )
-from clipwise.norms.unreleased import HeldBack
-from clipwise.norms.watch import Members, Watch
+from clipwise.norms.record.unreleased import HeldBack
 from clipwise.randomness import held, seed_all
 from clipwise.types import LoopMisuse, Padding, Unsupported
 

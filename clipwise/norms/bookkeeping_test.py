@@ -11,13 +11,13 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from clipwise.norms import Bookkeeping
-from clipwise.norms.kernel import Call, gram_squared_norms, sum_of_squares
+from clipwise.norms.kernels.kernel import Call, gram_squared_norms, sum_of_squares
 from clipwise.norms.layers.conv import CONV
 from clipwise.norms.layers.conv_layout import Geometry
 from clipwise.norms.layers.embedding import EMBEDDING, Config
 from clipwise.norms.loop import assert_agrees, per_example_gradients, squared_output
-from clipwise.norms.recording import overlap as overlapping
-from clipwise.norms.tape import Tape
+from clipwise.norms.record.recording import overlap as overlapping
+from clipwise.norms.record.tape import Tape
 from clipwise.types import LoopMisuse, Unsupported
 
 

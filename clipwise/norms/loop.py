@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from clipwise.norms.bookkeeping import Bookkeeping
-from clipwise.norms.kernel import as_rows
-from clipwise.norms.tape import Tape
+from clipwise.norms.kernels.kernel import as_rows
+from clipwise.norms.record.tape import Tape
 
 Loss = Callable[[Any], Tensor]  # the model's output for some rows -> the sum of these rows' losses
 

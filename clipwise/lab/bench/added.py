@@ -25,9 +25,10 @@ from torch.optim import optimizer as torch_optimizer
 
 from clipwise import guards, run
 from clipwise.dropin import Private
-from clipwise.norms import bookkeeping, recording, tape
+from clipwise.norms import bookkeeping
+from clipwise.norms.kernels.precision import NOTHING
 from clipwise.norms.loss import roots
-from clipwise.norms.precision import NOTHING
+from clipwise.norms.record import recording, tape
 from clipwise.sampling.layout import Layout
 
 Attach = Callable[[nn.Module], tuple[torch.optim.Optimizer, Private]]

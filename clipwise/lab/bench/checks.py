@@ -36,10 +36,11 @@ from clipwise.lab.bench import added
 from clipwise.lab.bench.machine import machine, version
 from clipwise.lab.bench.peers import LEARNING_RATE, NOISE_MULTIPLIER, THRESHOLD
 from clipwise.lab.bench.workloads import WORKLOADS, Workload
-from clipwise.norms import bookkeeping, recording, tape
+from clipwise.norms import bookkeeping
+from clipwise.norms.look.watch import Members, Watch
 from clipwise.norms.loss import proof, witness
-from clipwise.norms.unreleased import HeldBack
-from clipwise.norms.watch import Members, Watch
+from clipwise.norms.record import recording, tape
+from clipwise.norms.record.unreleased import HeldBack
 
 STEPS = 200  # of a run: what the target is stated for
 STEPS_OF_AN_EPOCH = 20  # short ones: buffers are gone through by their bits at each end

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clipwise.devices import policy
-from clipwise.norms.kernel import PER_EXAMPLE
+from clipwise.norms.kernels.kernel import PER_EXAMPLE
 from clipwise.norms.layers.linear import LINEAR
 from clipwise.norms.layers.registry import Tap, layer
 from clipwise.types import Unsupported

@@ -26,8 +26,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clipwise.devices import policy
-from clipwise.norms.blocks import Unformed
-from clipwise.norms.kernel import (
+from clipwise.norms.kernels.blocks import Unformed
+from clipwise.norms.kernels.kernel import (
     Call,
     Direct,
     Ghost,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from clipwise.norms.bookkeeping import Bookkeeping
-from clipwise.norms.kernel import Call
+from clipwise.norms.kernels.kernel import Call
 from clipwise.norms.layers import conv, conv_layout, find_layer
 from clipwise.norms.loop import assert_agrees
 from clipwise.types import Unsupported

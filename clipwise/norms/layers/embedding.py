@@ -28,7 +28,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clipwise.devices import in_host_memory
-from clipwise.norms.kernel import Call, Ghost, Kernel, Part, Way, against_cancellation, scale_rows, sum_of_squares
+from clipwise.norms.kernels.kernel import (
+    Call,
+    Ghost,
+    Kernel,
+    Part,
+    Way,
+    against_cancellation,
+    scale_rows,
+    sum_of_squares,
+)
 from clipwise.norms.layers.registry import Tap, layer
 from clipwise.types import Unsupported
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from clipwise import devices
 from clipwise.norms import Bookkeeping
-from clipwise.norms.kernel import Call
+from clipwise.norms.kernels.kernel import Call
 from clipwise.norms.layers import embedding
 from clipwise.norms.layers.embedding import BAG, EMBEDDING, Config
 from clipwise.norms.loop import assert_agrees, per_example_gradients, squared_output, sums_and_norms

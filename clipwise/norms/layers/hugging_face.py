@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clipwise.norms.blocks import Unformed
-from clipwise.norms.kernel import PER_EXAMPLE, Call
+from clipwise.norms.kernels.blocks import Unformed
+from clipwise.norms.kernels.kernel import PER_EXAMPLE, Call
 from clipwise.norms.layers.linear import LinearKernel
 from clipwise.norms.layers.linear import forward as linear
 from clipwise.norms.layers.registry import Tap, layer

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clipwise.norms.blocks import Unformed
-from clipwise.norms.kernel import (
+from clipwise.norms.kernels.blocks import Unformed
+from clipwise.norms.kernels.kernel import (
     Call,
     Direct,
     Ghost,
@@ -25,8 +25,8 @@ from clipwise.norms.kernel import (
     scale_rows,
     sum_of_squares,
 )
+from clipwise.norms.kernels.outer import Outer
 from clipwise.norms.layers.registry import Tap, layer, own_parameter
-from clipwise.norms.outer import Outer
 
 # Places, squared, times this: below it, Gram matrices are less work than a layer's gradients. At 16 places of 128 x 128 and 128 x 512 they
 # took 0.7 of the time, at 64 and 128 places of 128 x 512 and 256 x 1024 (16 times the places squared) 1.3 (one thread of an EPYC).

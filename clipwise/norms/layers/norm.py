@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clipwise.norms.kernel import PER_EXAMPLE, Call, Direct, Kernel, Part, Way
+from clipwise.norms.kernels.kernel import PER_EXAMPLE, Call, Direct, Kernel, Part, Way
 from clipwise.norms.layers.registry import Tap, layer
 from clipwise.types import Unsupported
 

@@ -6,7 +6,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from clipwise.norms.kernel import Call
+from clipwise.norms.kernels.kernel import Call
 from clipwise.norms.layers import norm as norms
 from clipwise.norms.layers.norm import LAYER_NORM, batch_norm
 from clipwise.norms.layers.registry import find_layer

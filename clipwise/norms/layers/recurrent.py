@@ -22,8 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from clipwise.norms import kernel
-from clipwise.norms.kernel import Call, Ghost, Kernel, Part, Way
+from clipwise.norms.kernels import kernel
+from clipwise.norms.kernels.kernel import Call, Ghost, Kernel, Part, Way
 from clipwise.norms.layers.recurrence import GRU, LSTM, RNN, Lengths, turned
 from clipwise.norms.layers.registry import Tap, layer
 from clipwise.types import Unsupported

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 
-from clipwise.norms.kernel import Kernel
+from clipwise.norms.kernels.kernel import Kernel
 from clipwise.types import ClipwiseError
 
 Rule = TypeVar("Rule", bound=Callable[..., Any])

@@ -31,7 +31,7 @@ _original: Callable[..., Any] = torch.autograd._engine_run_backward
 _original_hook = Tensor.register_hook
 _original_node_hook = torch.autograd.Function._register_hook  # where hooks on nodes of all kinds end, before and after
 # The taps, and torch's hooks on modules, which `Members` and the walk know of.
-_KNOWN_HOOKS = ("clipwise.norms.recording", "torch.utils.hooks")
+_KNOWN_HOOKS = ("clipwise.norms.record.recording", "torch.utils.hooks")
 _open: list[Any] = []  # batches that a pass may reach now
 
 

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from clipwise.norms import Bookkeeping
+from clipwise.norms.kernels.outer import FEWEST_ALIKE, STACKED_NUMBERS, OuterParts
 from clipwise.norms.loop import assert_agrees, squared_output
-from clipwise.norms.outer import FEWEST_ALIKE, STACKED_NUMBERS, OuterParts
 
 
 def deep(layers, width=4, **options):

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from clipwise import devices
-from clipwise.norms import Bookkeeping, choice
-from clipwise.norms.blocks import Unformed
-from clipwise.norms.choice import Chooser
-from clipwise.norms.kernel import Call, Direct, Ghost, Kernel, Split
+from clipwise.norms import Bookkeeping
+from clipwise.norms.kernels import choice
+from clipwise.norms.kernels.blocks import Unformed
+from clipwise.norms.kernels.choice import Chooser
+from clipwise.norms.kernels.kernel import Call, Direct, Ghost, Kernel, Split
 from clipwise.norms.layers.linear import LINEAR, LinearKernel
 from clipwise.norms.loop import per_example_gradients, squared_output
 

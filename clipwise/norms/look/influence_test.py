@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from clipwise.norms.look.probe_test import installed, recorded
 from clipwise.norms.loop import squared_output
-from clipwise.norms.probe_test import installed, recorded
 from clipwise.types import LoopMisuse, Unsupported
 
 WIDTH = 4

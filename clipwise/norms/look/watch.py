@@ -12,7 +12,7 @@ from typing import Any
 import torch.nn.modules.module as of_all_modules
 from torch import Tensor, nn
 
-from clipwise.norms.state import Held, checksum
+from clipwise.norms.look.state import Held, checksum
 from clipwise.types import LoopMisuse
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")

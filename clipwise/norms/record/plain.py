@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clipwise.norms.tape import Weigh
-from clipwise.norms.units import untrained
+from clipwise.norms.record.tape import Weigh
+from clipwise.norms.record.units import untrained
 from clipwise.types import LoopMisuse, Padding
 
 

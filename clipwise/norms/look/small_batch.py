@@ -10,10 +10,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_unflatten
 
-from clipwise.norms.ragged import Bags, Cut, Packed, Row, leaves_of
+from clipwise.norms.look.ragged import Bags, Cut, Packed, Row, leaves_of
+from clipwise.norms.record.units import Args, Kwargs
 
-Args = tuple[Any, ...]  # of a call of a model or module
-Kwargs = dict[str, Any]
 _LARGE = 1e4  # larger numbers could overflow, and say more of a record than of the model; chosen, not measured
 
 

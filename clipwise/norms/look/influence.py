@@ -21,9 +21,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from clipwise.norms.ragged import Cut, Row, leaves_of
-from clipwise.norms.small_batch import Args, Kwargs, broken, far, first, huge, is_float, second, short
-from clipwise.norms.state import Leaf, State, alike
+from clipwise.norms.look.ragged import Cut, Row, leaves_of
+from clipwise.norms.look.small_batch import broken, far, first, huge, is_float, second, short
+from clipwise.norms.look.state import Leaf, State, alike
+from clipwise.norms.record.units import Args, Kwargs
 from clipwise.randomness import COINS, OF_TORCH, Calm, drawn_since, seed_all
 from clipwise.types import Padding, Unsupported
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from clipwise.norms.kernel import Call, lengths, without_rows
+from clipwise.norms.kernels.kernel import Call, lengths, without_rows
 
 FEWEST_ALIKE = 3  # layers of one shape that are worth a stack: chosen, not measured
 # Numbers of a layer's inputs and output gradients, above which it is not copied to a stack: 32 KB, which six operations' overhead

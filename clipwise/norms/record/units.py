@@ -27,9 +27,10 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from clipwise.norms.layers import Layer, find_layer
-from clipwise.norms.small_batch import Args, Kwargs
 from clipwise.types import Unsupported
 
+Args = tuple[Any, ...]  # of a call of a model or module
+Kwargs = dict[str, Any]
 Forward = Callable[..., Any]  # of a module, as it was before it was recorded
 
 

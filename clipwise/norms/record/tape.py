@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from clipwise.devices import in_host_memory
-from clipwise.norms.blocks import Blocks, Unformed
-from clipwise.norms.kernel import Call, Part, wide
-from clipwise.norms.outer import Outer, OuterParts
-from clipwise.norms.precision import exact_products
+from clipwise.norms.kernels.blocks import Blocks, Unformed
+from clipwise.norms.kernels.kernel import Call, Part, wide
+from clipwise.norms.kernels.outer import Outer, OuterParts
+from clipwise.norms.kernels.precision import exact_products
 
 Weigh = Callable[[Tensor, slice], Mapping[str, Tensor]]
 _Answer = TypeVar("_Answer")

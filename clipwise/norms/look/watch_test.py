@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from clipwise.norms.watch import Members, Watch
+from clipwise.norms.look.watch import Members, Watch
 from clipwise.types import LoopMisuse
 
 

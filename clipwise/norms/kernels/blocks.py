@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from clipwise.devices import policy
-from clipwise.norms.kernel import Part, sum_of_squares, without_rows
+from clipwise.norms.kernels.kernel import Part, sum_of_squares, without_rows
 
 _SHARE = (
     1 / 6

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clipwise.norms.kernel import Call, Part
+from clipwise.norms.kernels.kernel import Call, Part
+from clipwise.norms.kernels.precision import NOTHING, exact_products
 from clipwise.norms.loss import LossProof, Trial, Witness
-from clipwise.norms.precision import NOTHING, exact_products
-from clipwise.norms.units import spread_shape
+from clipwise.norms.record.units import spread_shape
 
 Receive = Callable[[Tensor, tuple[Tensor, ...] | None], None]  # the output gradient; what was kept, None if by the tap
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from clipwise.devices import policy
-from clipwise.norms.kernel import Call, Part, Way, split
+from clipwise.norms.kernels.kernel import Call, Part, Way, split
 
 # Parts of the rows: direct for fewer is not worth a split, nor another way for the few that are left over. Chosen, not measured.
 FEWEST, MOST = 1 / 4, 4 / 5

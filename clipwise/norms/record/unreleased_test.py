@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from clipwise.norms.unreleased import HeldBack, Unreleased
+from clipwise.norms.record.unreleased import HeldBack, Unreleased
 from clipwise.types import LoopMisuse
 
 

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from clipwise.devices import policy
-from clipwise.norms.kernel import Call
-from clipwise.norms.outer import Outer
-from clipwise.norms.plain import PlainTape
-from clipwise.norms.tape import Tape
+from clipwise.norms.kernels.kernel import Call
+from clipwise.norms.kernels.outer import Outer
+from clipwise.norms.record.plain import PlainTape
+from clipwise.norms.record.tape import Tape
 
 AnyTape = Tape | PlainTape
 Groups = Tensor | None  # of a tape's rows

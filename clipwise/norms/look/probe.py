@@ -27,13 +27,24 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from clipwise.devices import with_generators
-from clipwise.norms.influence import Runs, grown, mixing, refuse_influence, refuse_padding
-from clipwise.norms.kernel import Kernel
+from clipwise.norms.kernels.kernel import Kernel
 from clipwise.norms.layers.registry import NotByRule
+from clipwise.norms.look.influence import Runs, grown, mixing, refuse_influence, refuse_padding
+from clipwise.norms.look.ragged import Bags, Cut, has_packed
+from clipwise.norms.look.small_batch import first, is_float, second, small_batch, ways_to_cut
 from clipwise.norms.loss.roots import gradients_of
-from clipwise.norms.ragged import Bags, Cut, has_packed
-from clipwise.norms.small_batch import Args, Kwargs, first, is_float, second, small_batch, ways_to_cut
-from clipwise.norms.units import NDIMS, SPREADABLE, Forward, Unit, signature, spread_shape, swapped, tensor_shapes
+from clipwise.norms.record.units import (
+    NDIMS,
+    SPREADABLE,
+    Args,
+    Forward,
+    Kwargs,
+    Unit,
+    signature,
+    spread_shape,
+    swapped,
+    tensor_shapes,
+)
 from clipwise.randomness import held, seed_all
 from clipwise.types import Padding, Unsupported
 

@@ -11,8 +11,9 @@ from torch import nn
 
 from clipwise import devices
 from clipwise.models.scaled_conv import ScaledStdConv2d
-from clipwise.norms import Bookkeeping, blocks
-from clipwise.norms.choice import Chooser
+from clipwise.norms import Bookkeeping
+from clipwise.norms.kernels import blocks
+from clipwise.norms.kernels.choice import Chooser
 from clipwise.norms.layers import conv
 from clipwise.norms.loop import per_example_gradients, squared_output, sums_and_norms
 

@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from clipwise import devices
-from clipwise.norms import precision
-from clipwise.norms.precision import exact_products
+from clipwise.norms.kernels import precision
+from clipwise.norms.kernels.precision import exact_products
 from clipwise.norms.sensitivity_test import BOUND, clipped_sum
 
 PRODUCTS = {"mm": "matmul", "bmm": "matmul", "addmm": "matmul", "baddbmm": "matmul", "mv": "matmul", "addmv": "matmul"}
