@@ -107,6 +107,10 @@ class Private:
             run.close()
             raise
 
+    def __repr__(self) -> str:
+        plan = self.run.plan
+        return f"<Private: method {plan.method.name}, step {self.step} of {plan.steps or 'any number'}; .loader, .optimizer, .backward(losses), .statement()>"
+
     def epsilon(self, delta: float | None = None) -> float:
         """Epsilon so far, from the ledger; at the delta given to `attach`, or another."""
         return self.run.epsilon(delta)

@@ -67,6 +67,16 @@ class Statement:
         values = asdict(self)
         return {f.name: None if _infinite(values[f.name]) else values[f.name] for f in fields(self)}
 
+    def __str__(self) -> str:
+        return self.to_markdown()
+
+    def short(self) -> str:
+        """In a few words: what was spent, in how many steps, by which method."""
+        if not self.private:
+            return f"no privacy, {self.steps} steps"
+        spent = "no delta" if self.delta is None else f"epsilon {shown_epsilon(self.epsilon)} at delta {self.delta:g}"
+        return f"{spent}, {self.steps} steps, method {self.method}"
+
     def to_markdown(self) -> str:
         lines = ["# Privacy statement", "", *self._headline(), "", *self._plain_words()]
         lines += ["| what | value |", "| --- | --- |"]

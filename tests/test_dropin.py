@@ -908,3 +908,12 @@ def test_a_frozen_parameter_that_begins_to_train_is_refused_though_the_optimizer
     with pytest.raises(LoopMisuse, match="frozen or unfrozen"):
         optimizer.step()
     private.detach()
+
+
+def test_a_private_loop_is_shown_in_a_line():
+    model = nn.Linear(8, 2)
+    data = TensorDataset(torch.randn(64, 8), torch.randint(2, (64,)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    private = clipwise.attach(model, optimizer, DataLoader(data, 16), method="fixed", epsilon=3.0, delta=1e-3, epochs=2)
+    assert "method fixed, step 0 of 8" in repr(private)
+    private.detach()

@@ -161,3 +161,14 @@ def test_a_loss_and_an_optimizer_of_ones_own(digits):
         method="fixed",
     )
     assert float(nn.functional.mse_loss(model(train.tensors[0]), train.tensors[0]).detach()) < 0.8 * start
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "said"), [(8.0, "at delta 1e-05, 7 steps, method fixed, accuracy "), (math.inf, "no privacy, 7 steps")]
+)
+def test_a_finished_run_is_shown_in_a_line(digits, epsilon, said):
+    """It used to print its whole history; a statement that is printed is the text that an auditor reads."""
+    done = fit(digits, epsilon=epsilon, epochs=1)
+    assert said in repr(done)
+    assert len(repr(done).splitlines()) == 1
+    assert str(done.statement) == done.statement.to_markdown()

@@ -73,7 +73,7 @@ class AfterTraining(Protocol):
     def release(self, trained: Trained) -> Any: ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Fit:
     """A finished run. Everything in it is public, or a function of released values and of the test set."""
 
@@ -85,6 +85,11 @@ class Fit:
     method: Method | None = None  # that clipped, and
     method_state: Any = None  # its state after the last step; None without privacy
     test_loss: float | None = None  # instead of accuracy, for a loss that does not compare classes
+
+    def __repr__(self) -> str:
+        found = f", accuracy {self.accuracy:.1%}" if self.accuracy is not None else ""
+        found += f", loss on the test records {self.test_loss:.4g}" if self.test_loss is not None else ""
+        return f"<Fit: {self.statement.short()}{found}; .model, .statement, .history>"
 
     @property
     def epsilon(self) -> float:
