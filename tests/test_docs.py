@@ -36,11 +36,12 @@ def test_the_first_lines_of_the_readme_run():
     assert any("learning rate" in line for line in done.statement.automatic)
 
 
-def test_the_adversarial_loop_of_the_docs_runs():
-    (code,) = blocks(ROOT / "docs" / "loops.md")
-    names: dict = {"__name__": "loop"}
-    exec(compile(code, "loops.md", "exec"), names)
-    assert "private.outside() was used" in names["private"].statement().to_markdown()
+def test_the_loops_of_the_docs_run():
+    adversarial, views = ({"__name__": "loop"} for _ in range(2))
+    for code, names in zip(blocks(ROOT / "docs" / "loops.md"), (adversarial, views), strict=True):
+        exec(compile(code, "loops.md", "exec"), names)
+    assert "private.outside() was used" in adversarial["private"].statement().to_markdown()
+    assert views["private"].statement().steps == 5
 
 
 @pytest.mark.parametrize("page", ["from_tf_privacy.md", "from_jax_privacy.md"])

@@ -72,17 +72,18 @@ def shape_of_output(model: nn.Module, inputs: Tensor) -> torch.Size:
 
 
 def check_class_targets(model: nn.Module, data: Dataset) -> int:
-    """The number of classes. Targets are class numbers that the model has an output for. Checked on all records before training: an error in
+    """The number of classes. Targets are class numbers that the model has an output for, one a record or one a place of its outputs. Checked on all records before training: an error in
     the middle of it would depend on which records were drawn. The message names the kind of problem, not the
     record."""
     first, *_ = next(iter(DataLoader(data, batch_size=1)))
-    classes = shape_of_output(model, first)[-1]
+    _, *shape = shape_of_output(model, first)
+    classes, places = (shape or [1])[0], shape[1:]
     for _, targets, *_ in DataLoader(data, batch_size=EVALUATION_ROWS, collate_fn=stacked):
         if (
             not isinstance(targets, Tensor)
             or targets.is_floating_point()
             or targets.dtype == torch.bool
-            or targets.dim() != 1
+            or list(targets.shape[1:]) != places
         ):
             kind = (
                 f"{targets.dtype}, {targets.dim()} dimensions"

@@ -44,6 +44,8 @@ from clipwise.training.resolve import optimizer_of
 from clipwise.training.signals import StopRequests, stop_requests
 from clipwise.training.tensorboard import LOGS, EventLog, Log
 from clipwise.training.unfinished import SameSettings
+from clipwise.training.views import OfViews, Views, check_views
+from clipwise.training.views import note as note_of_views
 from clipwise.types import ClipwiseError
 
 
@@ -69,9 +71,13 @@ def _predicts_numbers(asked: TrainConfig) -> bool:
 
 
 def make_network(settings: TrainConfig, dataset: DataSet) -> nn.Module:
-    """The untrained model of the (resolved) options; refuses groups that the data does not have."""
+    """The untrained model of the (resolved) options; refuses groups and views that the data does not have."""
     find_grouping(dataset, settings.group_by)
-    return build_model(str(settings.model), dataset, settings.seed, weights=settings.pretrained, freeze=settings.freeze)
+    network = build_model(
+        str(settings.model), dataset, settings.seed, weights=settings.pretrained, freeze=settings.freeze
+    )
+    check_views(settings, dataset, network)
+    return network
 
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # what only writing ends in
@@ -223,9 +229,10 @@ def _fit(
     counted = settings.group_counts is not None or settings.clipped_counts is not None
     if METHODS[settings.method].needs_groups or counted:
         train_part, groups = TensorDataset(*train_part.tensors, grouping.train), _third
+    views = settings.views
     return fit(
-        trained,
-        train_part,
+        trained if views is None else OfViews(trained),
+        train_part if views is None else Views(train_part, views),
         mechanism=settings.mechanism,
         performance=settings.performance,
         optimizer=None if settings.optimizer is None else optimizer_of(settings),
@@ -313,10 +320,9 @@ def _write(
     groups = figures_of_run(settings, dataset, network, done, test_part)
     if groups.predicted is not None:
         folder.write("predictions.npz", groups.predicted)
-    weights = () if settings.pretrained is None else (note(settings.pretrained),)
     statement = dataclasses.replace(
         done.statement,
-        notes=(*done.statement.notes, *dataset.notes, *weights),
+        notes=(*done.statement.notes, *dataset.notes, *_noted(settings)),
         tuning=dataset.tuning or done.statement.tuning,
         figures_by_group=groups.said,
         unsafe_diagnostics=settings.unsafe_diagnostics,
@@ -353,6 +359,11 @@ def _write(
     )
     folder.write_json("result.json", result)
     return result, statement
+
+
+def _noted(settings: TrainConfig) -> list[str]:
+    weights = [] if settings.pretrained is None else [note(settings.pretrained)]
+    return weights if settings.views is None else [*weights, note_of_views(settings.views)]
 
 
 def _found(settings: TrainConfig, done: Fit) -> dict[str, Any]:

@@ -39,6 +39,10 @@ class TrainConfig(Mechanism, Performance, OwnData):
     pretrained: str | None = Field(
         None, description="Public weights to start from: a file, a folder or an installed package."
     )
+    views: int | None = Field(
+        None,
+        description="Of images: so many random crops and flips of each record in a step, their gradients averaged before they are clipped.",
+    )
     freeze: str | None = Field(
         None, description="What is not trained: none, features, ... or but:NAME,NAME (see docs/models.md)."
     )
@@ -112,10 +116,10 @@ class TrainConfig(Mechanism, Performance, OwnData):
     def _rows(cls, value: float | None) -> int | None:
         return value if value is None else validate.count("batch", value)
 
-    @field_validator("records")
+    @field_validator("records", "views")
     @classmethod
-    def _some_records(cls, value: int | None) -> int | None:
-        return value if value is None else validate.count("records", value)
+    def _some(cls, value: int | None, info: Any) -> int | None:
+        return value if value is None else validate.count(info.field_name, value)
 
     @field_validator("standardize")
     @classmethod
