@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -57,11 +58,12 @@ class Runs:
     def __init__(self, model: nn.Module, attempt: Callable[..., Any], seed: int):
         """Another seed shows another draw."""
         self.state = State(model)
+        self._at_rest = True  # whether nothing has run since the state was made, or put back
         self._attempt = attempt
         self.seed = seed
+        self._drew_from: Callable[[], set[str]] = set
         self.left: dict[str, Leaf] = {}  # by the last run
         self.left_by: list[dict[str, Leaf]] = []  # every run that drew alike
-        self.drawn: set[str] = set()  # generators drawn from in the last run; in a calm one, operations that would have
         self.may_move: set[str] = set()  # parameters and buffers that some run has changed
         self.half = False  # whether some calm run has computed in half precision
         self.varies = False  # whether it may do something else later: it changes a number or a buffer, or draws
@@ -71,16 +73,15 @@ class Runs:
     ) -> Any:
         """The output. `again`: from the state that the last run has left, but for generators; `calm`: with constants for random
         numbers."""
-        self.state.restore_generators() if again else self.state.restore()
+        self.state.restore_generators() if again else self.put_back()
+        self._at_rest = False
         seed = _DRAWS * self.seed + draw
         seed_all(seed)
         args, kwargs = batch
         with Calm() if calm else nullcontext() as mode:
             out = self._attempt(*with_, *args, **kwargs)
-        self.drawn = drawn_since(seed) | ({"its own"} if self.state.has_generators else set())
-        if mode is not None:  # which knows better what torch's generators were asked for
-            self.drawn = self.drawn - OF_TORCH | mode.drawn
-            self.half |= mode.half
+        self._drew_from = partial(self._sources, seed, mode)
+        self.half |= mode is not None and mode.half
         out = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, out)  # a buffer may be put back in place
         self.left = self.state.moved()
         if not again and not calm and draw == 0:
@@ -88,6 +89,29 @@ class Runs:
         self.may_move |= {path for path, leaf in self.left.items() if leaf.kept}
         self.varies |= any(leaf.kept or leaf.is_number for leaf in self.left.values())
         return out
+
+    @property
+    def drawn(self) -> set[str]:
+        """Generators drawn from in the last run; in a calm one, operations that would have."""
+        return self._drew_from()
+
+    def _sources(self, seed: int, mode: Calm | None) -> set[str]:
+        drawn = drawn_since(seed) | ({"its own"} if self.state.has_generators else set())
+        # A calm one knows better what torch's generators were asked for.
+        return drawn if mode is None else drawn - OF_TORCH | mode.drawn
+
+    def put_back(self) -> None:
+        if not self._at_rest:
+            self.state.restore()
+        self._at_rest = True
+
+    def have_written_unseen(self) -> bool:
+        """Whether a large tensor was written to and no run told (state.py); all is put back."""
+        found = self.state.was_written_unseen()
+        self._at_rest = True
+        if found:
+            self.left_by.clear()
+        return found
 
 
 class Run(Protocol):
