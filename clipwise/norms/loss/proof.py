@@ -121,10 +121,11 @@ class LossProof:
         batch.begin()
         with _Distrust(batch):
             self._set_scale(batch, float(batch.rows) if self.reduction == "mean" else 1.0)
+            self._hear_witness(batch, (root,), proved=True)
         return True
 
     def _is_certified(self, batch: Any, root: Tensor, *, of_rows: bool) -> bool:
-        if batch.witness is not None or batch.lengths or batch.rows == 1:
+        if batch.lengths or batch.rows == 1:
             return False
         return self._certificates.hold(root, batch, of_rows=of_rows)
 
@@ -157,7 +158,9 @@ class LossProof:
         with _Distrust(batch):
             self._refuse_shape(batch, losses)
             self._set_scale(batch, 1.0)
-            if not self._is_certified(batch, losses, of_rows=True):
+            if self._is_certified(batch, losses, of_rows=True):
+                self._hear_witness(batch, (losses,), proved=True)
+            else:
                 self._judge_rows(batch, losses)
             self._forms["given row by row (private.backward), and verified to keep rows apart"] = None
         with Opened([batch]):
