@@ -8,7 +8,7 @@ check is never left out. What is shown for the rows and values that were tried:
   them, and whether there are two rows or three;
 - what is left in parameters and buffers is the same whatever the records and their number are;
 - what is left in attributes does not reach the next call: neither its output, nor what it leaves itself;
-- more padding changes no output (where batches are padded to the longest record).
+- more padding changes no output (where batches are padded to the longest record), asked in float32.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from clipwise.norms.kernels.kernel import HALF
 from clipwise.norms.look.ragged import Cut, Row, leaves_of
 from clipwise.norms.look.small_batch import broken, far, first, huge, is_float, second, short
 from clipwise.norms.look.state import Leaf, State, alike
+from clipwise.norms.look.widened import in_float32, widened
 from clipwise.norms.record.units import Args, Kwargs
 from clipwise.randomness import COINS, OF_TORCH, Calm, drawn_since, seed_all
 from clipwise.types import Padding, Unsupported
@@ -57,7 +59,7 @@ class Runs:
 
     def __init__(self, model: nn.Module, attempt: Callable[..., Any], seed: int):
         """Another seed shows another draw."""
-        self.state = State(model)
+        self._model, self.state = model, State(model)
         self._at_rest = True  # whether nothing has run since the state was made, or put back
         self._attempt = attempt
         self.seed = seed
@@ -65,23 +67,27 @@ class Runs:
         self.left: dict[str, Leaf] = {}  # by the last run
         self.left_by: list[dict[str, Leaf]] = []  # every run that drew alike
         self.may_move: set[str] = set()  # parameters and buffers that some run has changed
-        self.half = False  # whether some calm run has computed in half precision
         self.varies = False  # whether it may do something else later: it changes a number or a buffer, or draws
 
     def __call__(
-        self, batch: tuple[Args, Kwargs], *with_: Any, draw: int = 0, again: bool = False, calm: bool = False
+        self,
+        batch: tuple[Args, Kwargs],
+        *with_: Any,
+        draw: int = 0,
+        again: bool = False,
+        calm: bool = False,
+        wide: bool = False,
     ) -> Any:
         """The output. `again`: from the state that the last run has left, but for generators; `calm`: with constants for random
-        numbers."""
+        numbers; `wide`: in float32, whatever the model computes in."""
         self.state.restore_generators() if again else self.put_back()
         self._at_rest = False
         seed = _DRAWS * self.seed + draw
         seed_all(seed)
-        args, kwargs = batch
-        with Calm() if calm else nullcontext() as mode:
+        args, kwargs = widened(batch) if wide else batch
+        with Calm() if calm else nullcontext() as mode, in_float32(self._model) if wide else nullcontext():
             out = self._attempt(*with_, *args, **kwargs)
         self._drew_from = partial(self._sources, seed, mode)
-        self.half |= mode is not None and mode.half
         out = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, out)  # a buffer may be put back in place
         self.left = self.state.moved()
         if not again and not calm and draw == 0:
@@ -117,7 +123,9 @@ class Runs:
 class Run(Protocol):
     """`Runs` with the model's units chosen."""
 
-    def __call__(self, batch: Any, *, draw: int = 0, again: bool = False, calm: bool = False) -> Any: ...
+    def __call__(
+        self, batch: Any, *, draw: int = 0, again: bool = False, calm: bool = False, wide: bool = False
+    ) -> Any: ...
 
 
 def refuse_influence(runs: Runs, run: Run, make: Callable[..., Any], small: Any, out: Any) -> None:
@@ -235,10 +243,14 @@ def _depending(left: Mapping[str, Leaf], other: Mapping[str, Leaf]) -> Iterator[
 # -- comparing outputs --------------------------------------------------------------------------------------------------
 
 
-def _close(x: Tensor, y: Tensor, *, half: bool = False) -> bool:
-    """Up to rounding: of float32 through a deep network, or of half precision where it is used."""
-    half |= x.dtype in (torch.float16, torch.bfloat16) or torch.is_autocast_enabled(x.device.type)
-    tolerance = 3e-2 if half else 1e-4
+# Relative, of rounding through a deep network: of float32, and of half precision. Chosen, not measured.
+_ROUNDING, _ROUNDING_OF_HALF = 1e-4, 3e-2
+
+
+def _close(x: Tensor, y: Tensor, *, wide: bool = False) -> bool:
+    """Up to rounding. `wide`: of two runs in float32, though under autocast."""
+    half = x.dtype in HALF or (not wide and torch.is_autocast_enabled(x.device.type))
+    tolerance = _ROUNDING_OF_HALF if half else _ROUNDING
     largest = float(x.abs().nan_to_num(0, 0, 0).max()) if x.numel() else 0.0
     return torch.allclose(x, y, rtol=tolerance, atol=0.1 * tolerance * largest, equal_nan=True)
 
@@ -288,7 +300,7 @@ def mixing(how: str) -> Unsupported:
 # -- padding ------------------------------------------------------------------------------------------------------------
 
 
-def refuse_padding(runs: Runs, run: Run, args: Args, kwargs: Kwargs, cuts: Sequence[Cut], padding: Padding) -> None:
+def refuse_padding(run: Run, args: Args, kwargs: Kwargs, cuts: Sequence[Cut], padding: Padding) -> None:
     """The row that is padded most, with its padding and without: the same output, or the longest record of a batch would
     change all the others' gradients."""
     leaves, spec = leaves_of((args, kwargs))
@@ -306,11 +318,17 @@ def refuse_padding(runs: Runs, run: Run, args: Args, kwargs: Kwargs, cuts: Seque
         raise Unsupported(
             f"{_PADDED} No argument of the model has that length, so that it cannot be asked whether it minds. {_PAD_TO}"
         )
-    outs = [run(tree_unflatten(each, spec), calm=True) for each in (rows, bare)]
+    try:
+        outs = [run(tree_unflatten(each, spec), calm=True, wide=True) for each in (rows, bare)]
+    except _OF_VALUES as problem:
+        raise Unsupported(
+            f"{_PADDED} Whether the model minds cannot be asked: it does not run on one record twice, in float32, with its padding and without "
+            f"({type(problem).__name__}). {_PAD_TO}"
+        ) from problem
     for x, y in zip(*map(_floats, outs), strict=True):
         if x is not None and y is not None:
             x = x if x.shape == y.shape else _without(x, padding)
-            if x.shape != y.shape or not _close(x, y, half=runs.half):
+            if x.shape != y.shape or not _close(x, y, wide=True):
                 raise Unsupported(
                     f"{_PADDED} The model's output for a record changes with the padding beside it. {_PAD_TO}"
                 )

@@ -351,7 +351,7 @@ def _look(units: list[Unit], parameters: list[nn.Parameter], call: _Call, runs: 
             _refuse_difference(outs[n], run(batch))
     refuse_influence(runs, run, call.rows, outs[2], outs[3])
     if call.padding is not None:
-        refuse_padding(runs, run, call.args, call.kwargs, call.cuts, call.padding)
+        refuse_padding(run, call.args, call.kwargs, call.cuts, call.padding)
     return settled
 
 
