@@ -26,6 +26,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from clipwise.types import BadArgument, LoopMisuse, Unsupported
 
 _SPLIT_OVER_DEVICES = ("torch.nn.parallel", "torch.distributed")  # where torch's wrappers live: DataParallel, DDP, FSDP
+_HAS_GROUPS = torch.distributed.is_available()
 _FULLY_SHARD = "torch.distributed.fsdp._fully_shard"  # FSDP2, which is no wrapper and can be trained (shards.py)
 
 
@@ -35,7 +36,7 @@ _FULLY_SHARD = "torch.distributed.fsdp._fully_shard"  # FSDP2, which is no wrapp
 def refuse_other_ranks(known: int) -> None:
     """Raise where the processes that train together are not as many as when the run began."""
     group = torch.distributed
-    now = group.get_world_size() if group.is_available() and group.is_initialized() else 1
+    now = group.get_world_size() if _HAS_GROUPS and group.is_initialized() else 1
     if now != known:
         raise LoopMisuse(
             f"this run began with {known} process{'es' if known > 1 else ''}, and torch.distributed has {now} now: each would train a model of its own "
@@ -237,18 +238,18 @@ def through_hooks(parameters: Iterable[nn.Parameter]) -> None:
     first those of `register_hook`, which may replace it, then those of `register_post_accumulate_grad_hook`."""
     for p in parameters:
         hooks = p._backward_hooks
-        if not p._post_accumulate_grad_hooks and (not hooks or (len(hooks) == 1 and _is_ours(hooks))):
-            continue  # most parameters have the engine's own alone
+        # Most parameters have the engine's own alone.
+        if not p._post_accumulate_grad_hooks and (not hooks or (len(hooks) == 1 and _is_ours(*hooks.values()))):
+            continue
         for hook in list((hooks or {}).values()):
-            if not getattr(hook, "of_the_engine", False) and (changed := hook(p.grad)) is not None:  # type: ignore[arg-type]
+            if not _is_ours(hook) and (changed := hook(p.grad)) is not None:  # type: ignore[arg-type]
                 p.grad = changed
         for hook in list((p._post_accumulate_grad_hooks or {}).values()):
             hook(p)
 
 
-def _is_ours(hooks: Mapping[int, object]) -> bool:
-    """Of one hook."""
-    return hasattr(next(iter(hooks.values())), "of_the_engine")
+def _is_ours(hook: object) -> bool:
+    return hasattr(hook, "of_the_engine")
 
 
 # -- one process, one thread -------------------------------------------------------------------------------------------
@@ -262,6 +263,7 @@ class Whereabouts:
         self._process = os.getpid()
         self._turn = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._number = 0  # of that thread; 0: none
 
     def refuse_elsewhere(self) -> None:
         """Raise in a fork, in one of several ranks, or while another thread is at work."""
@@ -272,16 +274,18 @@ class Whereabouts:
             )
         refuse_other_ranks(self._processes)
         other = self._thread
-        if other is not None and other is not threading.current_thread() and other.is_alive():
+        if other is not None and self._number != threading.get_ident() and other.is_alive():
             raise LoopMisuse(
                 f"thread {threading.current_thread().name!r} takes part in a loop that thread {other.name!r} has begun and not left; nothing "
                 "was changed. Go through private.loader and call optimizer.step() in one thread"
             )
 
     def begin(self) -> None:
+        if self._number == threading.get_ident():
+            return  # its turn already; the step asks for the rest, before anything is charged or released
         with self._turn:
             self.refuse_elsewhere()
-            self._thread = threading.current_thread()
+            self._thread, self._number = threading.current_thread(), threading.get_ident()
 
     def end(self) -> None:
-        self._thread = None
+        self._thread, self._number = None, 0

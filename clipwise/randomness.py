@@ -104,15 +104,12 @@ class Calm(TorchDispatchMode):
         super().__init__()
         self._reverse = reverse
         self.drawn: set[str] = set()  # which operations would have drawn
-        self.half = False  # whether something was computed in half precision, also where the outputs do not show it
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = dict(kwargs or {})
         name = func._schema.name.removeprefix("aten::").removesuffix("_")
         if torch.Tag.nondeterministic_seeded not in func.tags:
-            out = func(*args, **kwargs)
-            self.half |= isinstance(out, Tensor) and out.dtype in (torch.float16, torch.bfloat16)
-            return out
+            return func(*args, **kwargs)
         self.drawn.add(name)
         if name == "native_dropout":
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)

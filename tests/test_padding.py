@@ -332,3 +332,55 @@ def test_a_length_where_nothing_is_padded_is_refused():
     data = TensorDataset(torch.randn(20, 4), torch.arange(20) % 2)
     with pytest.raises(BadArgument, match="pad_to=7: no tensor"):
         attach(nn.Linear(4, 2), data, torch.utils.data.default_collate, pad_to=7)
+
+
+class Encoder(Text):
+    """Deep enough that half precision rounds its outputs by percents. `padding` counts that much."""
+
+    def __init__(self, padding):
+        super().__init__()
+        self.padding, width = padding, 16
+        self.words, self.places = nn.Embedding(WORDS, width), nn.Embedding(64, width)
+        layer = nn.TransformerEncoderLayer(width, 2, 32, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+        self.head = nn.Linear(width, CLASSES)
+
+    def forward(self, input_ids, attention_mask):
+        words = self.words(input_ids)
+        h = self.encoder(
+            words + self.places(torch.arange(input_ids.shape[1])), src_key_padding_mask=attention_mask == 0
+        )
+        return self.head(h[:, 0] + self.padding * words.mean(1))
+
+
+def first_batch(seed, padding, *, autocast):
+    torch.manual_seed(seed)
+    model = Encoder(padding) if autocast else Encoder(padding).bfloat16()
+    private = attach(model, texts(longest=30, seed=seed), collate=as_dict, loss_reduction="sum")
+    try:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            for batch in private.loader:
+                model(batch["input_ids"], batch["attention_mask"])
+                return
+    finally:
+        private.detach()
+
+
+@pytest.mark.parametrize("autocast", [False, True], ids=["weights", "autocast"])
+def test_padding_is_told_from_rounding_in_half_precision(autocast):
+    for seed in (0, 33):  # 33: rounding changes an output by more than 3 %
+        first_batch(seed, 0.0, autocast=autocast)
+        with pytest.raises(Unsupported, match="changes with the padding"):
+            first_batch(seed, 0.01, autocast=autocast)
+
+
+def test_a_model_that_cannot_be_asked_in_float32_is_refused_by_name():
+    class Narrow(MaskedMean):
+        def forward(self, x):
+            if self.head.weight.dtype != torch.bfloat16:
+                raise ValueError("in bfloat16 alone")
+            return super().forward(x)
+
+    private = attach(Narrow().bfloat16(), texts(), loss_reduction="sum")
+    with pytest.raises(Unsupported, match=r"cannot be asked.*ValueError.*pad_to"):
+        run(private, reduction="sum")

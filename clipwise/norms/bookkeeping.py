@@ -251,7 +251,7 @@ class Bookkeeping:
 
     def _refuse_changed_model(self) -> bool:
         """Whether the model is made of the same objects, each trained or not as it was. Raises where others are trained."""
-        same = not self._changed and self._members.unchanged()
+        same = not self._changed and self._members.same_tensors()  # of modules the forward pass has seen it
         trained = all([p.requires_grad for p in self.parameters]) and not any([p.requires_grad for p in self._frozen])
         if not (same and trained):
             if {id(p) for p in self._model.parameters() if p.requires_grad} != set(map(id, self.parameters)):

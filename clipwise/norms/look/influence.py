@@ -8,22 +8,25 @@ check is never left out. What is shown for the rows and values that were tried:
   them, and whether there are two rows or three;
 - what is left in parameters and buffers is the same whatever the records and their number are;
 - what is left in attributes does not reach the next call: neither its output, nor what it leaves itself;
-- more padding changes no output (where batches are padded to the longest record).
+- more padding changes no output (where batches are padded to the longest record), asked in float32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from clipwise.norms.kernels.kernel import HALF
 from clipwise.norms.look.ragged import Cut, Row, leaves_of
 from clipwise.norms.look.small_batch import broken, far, first, huge, is_float, second, short
 from clipwise.norms.look.state import Leaf, State, alike
+from clipwise.norms.look.widened import in_float32, widened
 from clipwise.norms.record.units import Args, Kwargs
 from clipwise.randomness import COINS, OF_TORCH, Calm, drawn_since, seed_all
 from clipwise.types import Padding, Unsupported
@@ -56,31 +59,35 @@ class Runs:
 
     def __init__(self, model: nn.Module, attempt: Callable[..., Any], seed: int):
         """Another seed shows another draw."""
-        self.state = State(model)
+        self._model, self.state = model, State(model)
+        self._at_rest = True  # whether nothing has run since the state was made, or put back
         self._attempt = attempt
         self.seed = seed
+        self._drew_from: Callable[[], set[str]] = set
         self.left: dict[str, Leaf] = {}  # by the last run
         self.left_by: list[dict[str, Leaf]] = []  # every run that drew alike
-        self.drawn: set[str] = set()  # generators drawn from in the last run; in a calm one, operations that would have
         self.may_move: set[str] = set()  # parameters and buffers that some run has changed
-        self.half = False  # whether some calm run has computed in half precision
         self.varies = False  # whether it may do something else later: it changes a number or a buffer, or draws
 
     def __call__(
-        self, batch: tuple[Args, Kwargs], *with_: Any, draw: int = 0, again: bool = False, calm: bool = False
+        self,
+        batch: tuple[Args, Kwargs],
+        *with_: Any,
+        draw: int = 0,
+        again: bool = False,
+        calm: bool = False,
+        wide: bool = False,
     ) -> Any:
         """The output. `again`: from the state that the last run has left, but for generators; `calm`: with constants for random
-        numbers."""
-        self.state.restore_generators() if again else self.state.restore()
+        numbers; `wide`: in float32, whatever the model computes in."""
+        self.state.restore_generators() if again else self.put_back()
+        self._at_rest = False
         seed = _DRAWS * self.seed + draw
         seed_all(seed)
-        args, kwargs = batch
-        with Calm() if calm else nullcontext() as mode:
+        args, kwargs = widened(batch) if wide else batch
+        with Calm() if calm else nullcontext() as mode, in_float32(self._model) if wide else nullcontext():
             out = self._attempt(*with_, *args, **kwargs)
-        self.drawn = drawn_since(seed) | ({"its own"} if self.state.has_generators else set())
-        if mode is not None:  # which knows better what torch's generators were asked for
-            self.drawn = self.drawn - OF_TORCH | mode.drawn
-            self.half |= mode.half
+        self._drew_from = partial(self._sources, seed, mode)
         out = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, out)  # a buffer may be put back in place
         self.left = self.state.moved()
         if not again and not calm and draw == 0:
@@ -89,11 +96,36 @@ class Runs:
         self.varies |= any(leaf.kept or leaf.is_number for leaf in self.left.values())
         return out
 
+    @property
+    def drawn(self) -> set[str]:
+        """Generators drawn from in the last run; in a calm one, operations that would have."""
+        return self._drew_from()
+
+    def _sources(self, seed: int, mode: Calm | None) -> set[str]:
+        drawn = drawn_since(seed) | ({"its own"} if self.state.has_generators else set())
+        # A calm one knows better what torch's generators were asked for.
+        return drawn if mode is None else drawn - OF_TORCH | mode.drawn
+
+    def put_back(self) -> None:
+        if not self._at_rest:
+            self.state.restore()
+        self._at_rest = True
+
+    def have_written_unseen(self) -> bool:
+        """Whether a large tensor was written to and no run told (state.py); all is put back."""
+        found = self.state.was_written_unseen()
+        self._at_rest = True
+        if found:
+            self.left_by.clear()
+        return found
+
 
 class Run(Protocol):
     """`Runs` with the model's units chosen."""
 
-    def __call__(self, batch: Any, *, draw: int = 0, again: bool = False, calm: bool = False) -> Any: ...
+    def __call__(
+        self, batch: Any, *, draw: int = 0, again: bool = False, calm: bool = False, wide: bool = False
+    ) -> Any: ...
 
 
 def refuse_influence(runs: Runs, run: Run, make: Callable[..., Any], small: Any, out: Any) -> None:
@@ -101,7 +133,10 @@ def refuse_influence(runs: Runs, run: Run, make: Callable[..., Any], small: Any,
     aba = make(first, second, first)
     out = _repeated(run, aba, out)
     mixed = False
+    whole = make(first)
     for base, middles in BASES:
+        if base is short and _same(make(short), whole):  # a picture of one channel has no second half: run above
+            continue
         with suppress(*_OF_VALUES):  # a model may not like all values
             start = out if base is first else run(make(base, first, base))
             others = _by_middles(run, make, base, middles, aba)
@@ -121,6 +156,10 @@ def refuse_influence(runs: Runs, run: Run, make: Callable[..., Any], small: Any,
         raise mixing("the output for one row changes with the number of rows")
     if any(runs.left_by):
         _refuse_carrying(runs, run, make)
+
+
+def _same(batch: Any, other: Any) -> bool:
+    return all(alike(a, b, exactly=True) for a, b in zip(*map(_tensors, (batch, other)), strict=True))
 
 
 def _by_middles(run: Run, make: Callable[..., Any], base: Row, middles: tuple[Row, ...], aba: Any) -> Iterator[Any]:
@@ -204,12 +243,20 @@ def _depending(left: Mapping[str, Leaf], other: Mapping[str, Leaf]) -> Iterator[
 # -- comparing outputs --------------------------------------------------------------------------------------------------
 
 
-def _close(x: Tensor, y: Tensor, *, half: bool = False) -> bool:
-    """Up to rounding: of float32 through a deep network, or of half precision where it is used."""
-    half |= x.dtype in (torch.float16, torch.bfloat16) or torch.is_autocast_enabled(x.device.type)
-    tolerance = 3e-2 if half else 1e-4
+# Relative, of rounding through a deep network: of float32, and of half precision. Chosen, not measured.
+_ROUNDING, _ROUNDING_OF_HALF = 1e-4, 3e-2
+
+
+def _close(x: Tensor, y: Tensor, *, wide: bool = False) -> bool:
+    """Up to rounding. `wide`: of two runs in float32, though under autocast."""
+    half = x.dtype in HALF or (not wide and torch.is_autocast_enabled(x.device.type))
+    tolerance = _ROUNDING_OF_HALF if half else _ROUNDING
     largest = float(x.abs().nan_to_num(0, 0, 0).max()) if x.numel() else 0.0
     return torch.allclose(x, y, rtol=tolerance, atol=0.1 * tolerance * largest, equal_nan=True)
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [x for x in tree_flatten(tree)[0] if isinstance(x, Tensor)]
 
 
 def _floats(tree: Any) -> list[Tensor | None]:
@@ -253,7 +300,7 @@ def mixing(how: str) -> Unsupported:
 # -- padding ------------------------------------------------------------------------------------------------------------
 
 
-def refuse_padding(runs: Runs, run: Run, args: Args, kwargs: Kwargs, cuts: Sequence[Cut], padding: Padding) -> None:
+def refuse_padding(run: Run, args: Args, kwargs: Kwargs, cuts: Sequence[Cut], padding: Padding) -> None:
     """The row that is padded most, with its padding and without: the same output, or the longest record of a batch would
     change all the others' gradients."""
     leaves, spec = leaves_of((args, kwargs))
@@ -271,11 +318,17 @@ def refuse_padding(runs: Runs, run: Run, args: Args, kwargs: Kwargs, cuts: Seque
         raise Unsupported(
             f"{_PADDED} No argument of the model has that length, so that it cannot be asked whether it minds. {_PAD_TO}"
         )
-    outs = [run(tree_unflatten(each, spec), calm=True) for each in (rows, bare)]
+    try:
+        outs = [run(tree_unflatten(each, spec), calm=True, wide=True) for each in (rows, bare)]
+    except _OF_VALUES as problem:
+        raise Unsupported(
+            f"{_PADDED} Whether the model minds cannot be asked: it does not run on one record twice, in float32, with its padding and without "
+            f"({type(problem).__name__}). {_PAD_TO}"
+        ) from problem
     for x, y in zip(*map(_floats, outs), strict=True):
         if x is not None and y is not None:
             x = x if x.shape == y.shape else _without(x, padding)
-            if x.shape != y.shape or not _close(x, y, half=runs.half):
+            if x.shape != y.shape or not _close(x, y, wide=True):
                 raise Unsupported(
                     f"{_PADDED} The model's output for a record changes with the padding beside it. {_PAD_TO}"
                 )

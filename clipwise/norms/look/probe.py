@@ -54,6 +54,7 @@ COINCIDENCE = (
     "of the model's arguments has the records: attach(..., batch_dim=0), or 1. Nothing was released"
 )
 _NOISES = 4099  # a prime, so that no two rows of a weight get the same; chosen
+_MEASURED = 2**16  # numbers of a parameter, spread over it, that say how large its numbers are; chosen, not measured
 NOT_SPREAD = "a parameter of its own cannot be given one value a row"
 OUTSIDE = "a parameter is used outside its layer's forward"
 _OTHERWISE = "it uses its parameters otherwise than the layer that it is made from"
@@ -272,7 +273,7 @@ def _unsettled(
         except BaseException:
             runs.state.restore(whole=True)
             raise
-        runs.state.restore()
+        runs.put_back()
     finally:
         for p, value in zip(parameters, values, strict=True):
             p.data = value
@@ -281,10 +282,18 @@ def _unsettled(
 def _near(value: Tensor) -> Tensor:
     """Each number a little off, by noise that repeats itself after some thousands: to draw as many as there are takes longer than
     all the rest of a look."""
-    size = float(torch.linalg.vector_norm(value.float()) / max(1, value.numel()) ** 0.5)
-    noise = torch.randn(min(_NOISES, value.numel()), dtype=value.dtype, device=value.device) * (0.1 * size or 0.02)
-    times = -(-value.numel() // _NOISES)
-    return value + noise.repeat(times)[: value.numel()].view_as(value)
+    n = value.numel()
+    some = value.reshape(-1)[:: 1 + n // _MEASURED].float()
+    size = float(torch.linalg.vector_norm(some) / max(1, len(some)) ** 0.5)
+    noise = torch.randn(min(_NOISES, n), dtype=value.dtype, device=value.device) * (0.1 * size or 0.02)
+    if not value.is_contiguous():
+        return value + noise.repeat(-(-n // _NOISES))[:n].view_as(value)
+    near, whole = torch.empty_like(value), n - n % _NOISES
+    was, now = value.view(-1), near.view(-1)
+    if whole:
+        torch.add(was[:whole].view(-1, _NOISES), noise, out=now[:whole].view(-1, _NOISES))
+    torch.add(was[whole:], noise[: n - whole], out=now[whole:])
+    return near
 
 
 def _settle(
@@ -295,13 +304,11 @@ def _settle(
     while True:
         try:
             settled = _look(units, parameters, call, runs)
-            if not runs.state.was_written_unseen():
+            if not runs.have_written_unseen():
                 return Found(settled, runs.may_move, runs.varies), notices
-            runs.left_by.clear()
         except Unsupported:
-            if not runs.state.was_written_unseen():
+            if not runs.have_written_unseen():
                 raise
-            runs.left_by.clear()
         except _Promote as problem:
             unit = problem.unit
             later = [n for n in NDIMS if unit.ndim is None or n < unit.ndim]
@@ -344,7 +351,7 @@ def _look(units: list[Unit], parameters: list[nn.Parameter], call: _Call, runs: 
             _refuse_difference(outs[n], run(batch))
     refuse_influence(runs, run, call.rows, outs[2], outs[3])
     if call.padding is not None:
-        refuse_padding(runs, run, call.args, call.kwargs, call.cuts, call.padding)
+        refuse_padding(run, call.args, call.kwargs, call.cuts, call.padding)
     return settled
 
 

@@ -86,8 +86,7 @@ class State:
         self._mutable: list[tuple[str, Any, Any, bool]] = []  # of them those that may have other values in place
         # Whether values may change though every container holds the same objects: a module that makes them when it is asked.
         self._made_anew = any(type(m).get_extra_state is not nn.Module.get_extra_state for m in model.modules())
-        self._filled: Held | None = None  # the containers, when they were last filled
-        self._refills = True  # whether something else may be in them
+        self._refills = True  # whether something else may be in the containers than when they were last filled
         self._moved: set[str] | None = None  # by `moved`, since when nothing has run; None: anything may have
         for path, leaf in _walk(model, containers=self._containers):
             self._values[path] = (leaf.value, self._copy(leaf.value), leaf.kept)
@@ -95,8 +94,12 @@ class State:
                 self._mutable.append((path, *self._values[path]))
         self.exact = False  # whether large tensors are compared after every run
         self._large = {path: value for path, value, was, _ in self._mutable if _is_large(value, was)}
-        self._counts: dict[str, tuple[int, int]] = {}  # of writes, by path, at the beginning of a run
         self._lists = [each for each in self._containers if isinstance(each[0], MutableSequence | MutableSet)]
+        self._filled = Held(self._dictionaries())  # the containers, when they were last filled
+        self._counts = self._counted()  # of writes, by path, at the beginning of a run
+
+    def _counted(self) -> dict[str, tuple[int, int]]:
+        return {path: _counted(t) for path, t in self._large.items()}
 
     def _copy(self, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -132,7 +135,7 @@ class State:
             elif isinstance(value, np.ndarray):
                 np.copyto(value, was)
         self._moved, self._refills = None, True
-        self._counts = {path: _counted(t) for path, t in self._large.items()}
+        self._counts = self._counted()
         self.restore_generators()
 
     @property
@@ -190,7 +193,7 @@ class State:
 
     def _as_filled(self) -> bool:
         """Whether all containers hold the very objects that they were filled with."""
-        if self._made_anew or self._filled is None or not self._filled.unchanged():
+        if self._made_anew or not self._filled.unchanged():
             return False
         for c, was in self._lists:
             if isinstance(c, MutableSequence) and not (len(c) == len(was) and all(map(is_, c, was))):

@@ -33,7 +33,11 @@ class Members:
         self._switches = [(d, name) for d in own for name, value in d.items() if isinstance(value, bool | str)]
 
     def unchanged(self) -> bool:
-        return self._tensors.unchanged() and self._structure.unchanged()
+        return self.same_tensors() and self.same_structure()
+
+    def same_tensors(self) -> bool:
+        """Of parameters and buffers alone."""
+        return self._tensors.unchanged()
 
     def same_structure(self) -> bool:
         """Of modules and hooks alone: a call by torch.func.functional_call has other tensors."""

@@ -11,6 +11,7 @@ holds for the number of rows that it was made for.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from math import prod
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -19,24 +20,25 @@ from torch import Tensor
 
 from clipwise.norms.loss.graph import Reached, Walk
 from clipwise.norms.loss.marks import Mark, marks_of
-from clipwise.norms.loss.rules.state import is_number
+from clipwise.norms.loss.rules.state import Op, is_number
 
 # More numbers of rows than Poisson batches of 256 often have; a certificate is some kB. Chosen, not measured.
 MOST_KEPT = 64
 _ROWS = -1  # in a size: as many as the batch has
-_Sizes = tuple[int, ...]
 # Of an edge: to nothing, to a node that was met at this place, to one that is new, to a mark (its dimension and size).
 _NONE, _KNOWN, _NEW, _MARK = range(4)
 
 
 class _Step(NamedTuple):
-    """What was read of one node."""
+    """What was read of one node. A size of -1 stands for the rows."""
 
     name: str
-    values: list[tuple[Any, _Sizes]]  # dtype and sizes of its outputs
-    plain: list[tuple[str, Any]]
-    tensors: list[tuple[str, _Sizes, tuple[float, bool] | None]]  # a number, and whether it is Python's
-    counts: list[tuple[str, _Sizes]]  # tensors that hold the product of these sizes
+    values: list[tuple[Any, list[int], bool]]  # dtype and sizes of its outputs; whether a size is the rows
+    read: Callable[[Any], Any] | None  # of what it keeps beside tensors
+    plain: Any  # what that gave
+    kinds: tuple[type, ...]
+    tensors: list[tuple[str, list[int], tuple[float, bool] | None]]  # a number, and whether it is Python's
+    counts: list[tuple[str, list[int]]]  # tensors that hold the product of these sizes
     edges: list[tuple[int, int, Any]]
 
 
@@ -50,10 +52,10 @@ class Certificate:
         self.rows = None if all(op.uniform for op in ops) else rows  # None: any number
         sizes: set[int] = set()
 
-        def general(shape: _Sizes) -> _Sizes:
+        def general(shape: Sequence[int]) -> list[int]:
             if self.rows is not None:
-                return shape
-            found = tuple([_ROWS if size == rows else size for size in shape])
+                return list(shape)
+            found = [_ROWS if size == rows else size for size in shape]
             sizes.update(found)
             return found
 
@@ -73,17 +75,16 @@ class Certificate:
                 else:
                     edges.append((_NEW, nr, None))
                     order.append(child)
-            plain = [(name, v) for name, v in op.reads if not isinstance(v, Tensor)]
             tensors = [
-                (name, general(tuple(v.shape)), (float(v), is_number(v)) if v.numel() == 1 else None)
+                (name, general(v.shape), (float(v), is_number(v)) if v.numel() == 1 else None)
                 for name, v in op.reads
                 if isinstance(v, Tensor)
             ]
             counts = [(name, general(places)) for name, places in op.counts]
-            values = [(m.dtype, general(tuple(m.shape))) for m in node._input_metadata]
-            self._steps.append(_Step(met.name, values, plain, tensors, counts, edges))
+            values = [(m.dtype, general(m.shape)) for m in node._input_metadata]
+            of_rows = [(dtype, shape, _ROWS in shape) for dtype, shape in values]
+            self._steps.append(_Step(met.name, of_rows, *_plain(op), tensors, counts, edges))
         self._constants = frozenset(sizes)
-        self._made: dict[int, list[tuple[Any, ...]]] = {}  # by the number of rows
 
     @staticmethod
     def possible(reached: Reached, walked: Walk) -> bool:
@@ -106,50 +107,46 @@ class Certificate:
         if self.rows != rows and (self.rows is not None or rows in self._constants):
             return False
         order: list[Any] = [root.grad_fn]
-        for place, (name, values, plain, kinds, read, tensors, counts, edges) in enumerate(self._for(rows)):
+        for place, (name, values, read, plain, kinds, tensors, counts, edges) in enumerate(self._steps):
             node = order[place]
             if node.metadata or node.name() != name:  # a mark, a hook, words
                 return False
-            if [(m.dtype, m.shape) for m in node._input_metadata] != values:
+            found = node._input_metadata
+            if len(found) != len(values):
                 return False
+            for m, (dtype, shape, of_rows) in zip(found, values, strict=True):
+                if m.shape != (_at(rows, shape) if of_rows else shape) or m.dtype != dtype:
+                    return False
             if read is not None and ((now := read(node)) != plain or tuple(map(type, now)) != kinds):
                 return False
             for attribute, shape, number in tensors:
                 saved = getattr(node, attribute)
-                if not isinstance(saved, Tensor) or saved.shape != shape:
+                if not isinstance(saved, Tensor) or list(saved.shape) != _at(rows, shape):
                     return False
                 if number is not None and (float(saved), is_number(saved)) != number:
                     return False
-            for attribute, count in counts:
-                if float(getattr(node, attribute)) != count:
+            for attribute, shape in counts:
+                if float(getattr(node, attribute)) != prod(_at(rows, shape)):
                     return False
             if not _leads_on(node.next_functions, edges, order, batch):
                 return False
         return True
 
-    def _for(self, rows: int) -> list[tuple[Any, ...]]:
-        """The steps as they are to be for a batch of so many rows."""
-        made = self._made.get(rows)
-        if made is None:
-            if len(self._made) >= MOST_KEPT:
-                self._made.clear()
-            made = self._made[rows] = [_concrete(step, rows) for step in self._steps]
-        return made
+
+def _plain(op: Op) -> tuple[Callable[[Any], Any] | None, Any, tuple[type, ...]]:
+    """How to read what a node keeps beside tensors, what that gave, and of which types."""
+    reads = [(name, value) for name, value in op.reads if not isinstance(value, Tensor)]
+    if not reads:
+        return None, (), ()
+    names, values = zip(
+        *reads, *reads[-1:], strict=True
+    )  # the last twice: one name alone would not be given as a tuple
+    return attrgetter(*names), values, tuple(map(type, values))
 
 
-def _concrete(step: _Step, rows: int) -> tuple[Any, ...]:
-    def sizes(shape: _Sizes) -> _Sizes:
-        return tuple([rows if size == _ROWS else size for size in shape])
-
-    values = [(dtype, list(sizes(shape))) for dtype, shape in step.values]  # a list is what a node gives
-    # The last twice, because one name alone would not be given as a tuple.
-    names = [name for name, _ in (*step.plain, *step.plain[-1:])]
-    plain = tuple([value for _, value in (*step.plain, *step.plain[-1:])])
-    read = attrgetter(*names) if names else None
-    tensors = [(name, sizes(shape), number) for name, shape, number in step.tensors]
-    counts = [(name, float(prod(sizes(places)))) for name, places in step.counts]
-    edges = [(kind, nr, (what[0], list(sizes(what[1]))) if kind == _MARK else what) for kind, nr, what in step.edges]
-    return step.name, values, plain, tuple(map(type, plain)), read, tensors, counts, edges
+def _at(rows: int, shape: list[int]) -> list[int]:
+    """The sizes for a batch of so many rows."""
+    return [rows if size == _ROWS else size for size in shape]
 
 
 class Kept:
@@ -190,6 +187,6 @@ def _leads_on(found: Any, edges: list[tuple[int, int, Any]], order: list[Any], b
             found_mark: Mark | None = marks_of(child).get(nr)
             if found_mark is None or found_mark.batch is not batch or found_mark.dim != what[0]:
                 return False
-            if child._input_metadata[nr].shape != what[1]:
+            if child._input_metadata[nr].shape != _at(batch.rows, what[1]):
                 return False
     return True

@@ -30,7 +30,6 @@ from clipwise.norms.loss.rules.state import (
     constant_of,
 )
 from clipwise.norms.loss.scale import CLOSE, matched
-from clipwise.norms.loss.witness import frames_compiled
 from clipwise.types import ClipwiseError, LoopMisuse, Unsupported
 
 ROW_WISE = "row-wise"  # what a user may declare of a loss
@@ -105,11 +104,8 @@ class LossProof:
         self.dummy: Tensor | None = None
 
     def wants_witness(self, batches: int) -> bool:
-        """Of the batch of this number. Until one was followed; then of the 2nd, 4th, 8th ..., where nothing was compiled that would
-        be compiled anew for it."""
-        if self.declared is not None:
-            return False
-        return not self._witnessed or (batches & (batches - 1) == 0 and not frames_compiled())
+        """Of the batch of this number. Until one was followed; then of the 2nd, 4th, 8th ..."""
+        return self.declared is None and (not self._witnessed or batches & (batches - 1) == 0)
 
     def is_known(self, root: Any, gradient: Any) -> bool:
         """Whether the loss of the open batch has a graph that reads as one that was proved. Else it has to be judged."""
@@ -121,10 +117,11 @@ class LossProof:
         batch.begin()
         with _Distrust(batch):
             self._set_scale(batch, float(batch.rows) if self.reduction == "mean" else 1.0)
+            self._hear_witness(batch, (root,), proved=True)
         return True
 
     def _is_certified(self, batch: Any, root: Tensor, *, of_rows: bool) -> bool:
-        if batch.witness is not None or batch.lengths or batch.rows == 1:
+        if batch.lengths or batch.rows == 1:
             return False
         return self._certificates.hold(root, batch, of_rows=of_rows)
 
@@ -157,7 +154,9 @@ class LossProof:
         with _Distrust(batch):
             self._refuse_shape(batch, losses)
             self._set_scale(batch, 1.0)
-            if not self._is_certified(batch, losses, of_rows=True):
+            if self._is_certified(batch, losses, of_rows=True):
+                self._hear_witness(batch, (losses,), proved=True)
+            else:
                 self._judge_rows(batch, losses)
             self._forms["given row by row (private.backward), and verified to keep rows apart"] = None
         with Opened([batch]):

@@ -8,6 +8,8 @@ records that the loader gave and the outputs of the model to the loss; then they
 half of the rows replaced by others. What arrives at the outputs of the rows that stayed, and what the model was given for
 them, must stay too.
 
+What the loop has compiled (`torch.compile`) runs step by step meanwhile, so that the steps are seen and nothing is compiled anew.
+
 It sees what is computed by torch's functions on tensors of the batch. A number that is read from them (`.item()`) is
 remembered, so that a loop that computes with it is refused. A loop that leaves torch in between (numpy, a function of one's own)
 is followed only as far as that.
@@ -88,7 +90,6 @@ class Witness(TorchFunctionMode):
     # -- while the loop runs -------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        self._frames = frames_compiled()
         self._take_place()
 
     def stop(self) -> None:
@@ -97,21 +98,24 @@ class Witness(TorchFunctionMode):
 
     def leave(self) -> None:
         self.stop()
-        if self._step_aside() and frames_compiled() != self._frames:
-            torch._dynamo.reset()  # what was run step by step for our sake may be compiled from now on
+        self._step_aside()
 
     def _take_place(self) -> None:
         # Below the modes of the user (`with torch.device(...)` around the loop), who will take the topmost away for theirs.
         others = [m for m in _get_current_function_mode_stack() if not (isinstance(m, Witness) and m._done)]
         _set_modes([self, *(mode for mode in others if mode is not self)])
+        if not _in_place and "torch._dynamo" in sys.modules:  # else nothing is compiled
+            _stance.append(torch.compiler.set_stance("force_eager"))
+        _in_place.add(self)
 
-    def _step_aside(self) -> bool:
-        """Whether it had been in its place: torch's functions cost nothing more then."""
+    def _step_aside(self) -> None:
+        """torch's functions cost nothing more then."""
         modes = _get_current_function_mode_stack()
         if self in modes:
             _set_modes([mode for mode in modes if mode is not self])
-            return True
-        return False
+        _in_place.discard(self)
+        if not _in_place and _stance:
+            _stance.pop().__exit__(None, None, None)
 
     def pause(self, given: Any, *, lost: bool = False) -> None:
         """The model runs: what it does with its input is looked at elsewhere. `lost`: what comes out will not be followed."""
@@ -303,16 +307,15 @@ class Witness(TorchFunctionMode):
         return declared if declared in dims else next(iter(dims), -1)
 
 
+_in_place: set[Witness] = set()  # of all threads and runs
+_stance: list[Any] = []  # of the compiler, while one is
+
+
 def _set_modes(modes: list[TorchFunctionMode]) -> None:
     while _get_current_function_mode_stack():
         _pop_mode()
     for mode in modes:
         _push_mode(mode)
-
-
-def frames_compiled() -> int:
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return 0 if dynamo is None else dynamo.counters["frames"]["total"]
 
 
 def _tensors(out: Any) -> list[Tensor]:
