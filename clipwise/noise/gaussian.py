@@ -163,9 +163,15 @@ class GaussianNoise:
         stream, self._streams = self._streams, self._streams + 1
         wide = torch.float64 if any([total.dtype == torch.float64 for total in sums]) else torch.float32
         sizes = [total.numel() for total in sums]
-        if std == 0 or sum(sizes) == 0:
+        count = sum(sizes)
+        if std == 0 or count == 0:
             return
-        places, length = cut or Cut(tuple(accumulate(sizes, initial=0))[:-1], sum(sizes))
+        if cut is None and count <= 2 * _PAIRS and in_host_memory(device):  # one piece, which nobody shares out
+            (room,) = self._rooms_for(1, _pairs_for(count), wide)
+            numbers = self._standard_normal(device, stream, 0, count, wide, room)
+            torch._foreach_add_([total.view(-1) for total in sums], numbers.split(sizes), alpha=std)
+            return
+        places, length = cut or Cut(tuple(accumulate(sizes, initial=0))[:-1], count)
         # One stream of pieces for all tensors: many small ones would each pay for a cipher and a dozen small operations,
         # while the noise of a large model, drawn whole, would go through memory again and again.
         waiting = [(place, total.view(-1)) for place, total in zip(places, sums, strict=True) if total.numel()][::-1]
