@@ -57,11 +57,7 @@ def bench(
         Path | None, typer.Option(help="A file for the rows of each model; a run that was broken off goes on from it.")
     ] = None,
     cpu_time: Annotated[
-        bool,
-        typer.Option(
-            "--cpu-time",
-            help="Processor time of one thread (OMP_NUM_THREADS=1), and one attempt: on a machine that others keep busy.",
-        ),
+        bool, typer.Option("--cpu-time", help="Time of the processor, one attempt: on a busy machine, one thread.")
     ] = False,
     device: Annotated[str, typer.Option(help="Where the steps run: cpu, cuda, cuda:1, ... (docs/gpu.md).")] = "cpu",
     quick: Annotated[bool, typer.Option("--quick", help="Four small models, fewer rounds: two minutes.")] = False,
