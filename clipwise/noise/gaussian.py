@@ -50,7 +50,7 @@ def _tan_is_wide() -> bool:
         from numpy.lib import introspect
 
         found = introspect.opt_func_info(func_name="^tan$", signature="float32")["tan"]["ff"]["current"]
-    except (ImportError, AttributeError, KeyError):  # before numpy 2.2
+    except (ImportError, AttributeError, KeyError):  # before numpy 2.1, or on a machine for which it has one way alone
         return False
     return not found.startswith("baseline")
 
