@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 from clipwise import validate
 
 _STEP, _RANK, _STREAM, _BLOCK = 5, 2, 4, 5  # bytes of the 16-byte counter; 2^40 blocks of 16 bytes follow each start
+_FEW_STREAMS, _SEGMENT = 2, 3  # with step and rank, the 12 bytes of a nonce of AES-GCM; 2^32 - 2 blocks follow each
 
 
 @dataclass(frozen=True, repr=False)
@@ -45,6 +46,14 @@ class Key:
             for value, size in ((step, _STEP), (rank, _RANK), (stream, _STREAM), (block, _BLOCK))
         )
         return Cipher(algorithms.AES128(self.secret[:16]), modes.CTR(start)).encryptor()
+
+    def segment(self, *, step: int, rank: int = 0, stream: int = 0, segment: int = 0) -> CipherContext:
+        """The same for long streams, cut into segments: AES-GCM's keystream, which is CTR's from the block `nonce, 2` on.
+        OpenSSL makes it with the wide AES instructions that its CTR leaves alone (8 bytes: 0.30 ns against 0.64), tag and all.
+        The blocks lie otherwise than `keystream`'s: a key gives one kind or the other, never both."""
+        nonce = step.to_bytes(_STEP, "big") + rank.to_bytes(_RANK, "big") + stream.to_bytes(_FEW_STREAMS, "big")
+        nonce += segment.to_bytes(_SEGMENT, "big")
+        return Cipher(algorithms.AES128(self.secret[:16]), modes.GCM(nonce)).encryptor()
 
     def __repr__(self) -> str:  # a key must not reach a log
         return f"Key(seeded={self.seeded})"

@@ -244,6 +244,25 @@ def test_a_busy_machine_is_noticed():
 
 
 @pytest.mark.skipif(not memory.can_measure(), reason="needs /proc")
+def test_processor_time_is_measured_once_and_the_page_says_so(tmp_path, monkeypatch):
+    page, clocks = tmp_path / "bench.md", []
+    real = compare._work
+    monkeypatch.setattr(compare, "_work", lambda spec, *more: clocks.append(spec) or real(spec, *more))
+    words = ["bench", "--against", "plain", "--models", "tiny-b32", "--rounds", 3, "--cpu-time", "--markdown", page]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    refused = run(*words)
+    assert refused.exit_code
+    assert "OMP_NUM_THREADS=1" in refused.output
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    monkeypatch.setattr(compare, "_others", lambda _: 0.9)  # which asks for no second attempt
+    assert run(*words).exit_code == 0
+    assert [spec["cpu_time"] for spec in clocks if spec["task"] == "time"] == [True]
+    text = page.read_text()
+    assert "times are processor time of one thread" in text
+    assert "Rounds that were counted: tiny-b32 3." in text
+    assert "quiet machine" not in text
+
+
 def test_own_work_does_not_count_as_others():
     clock, end = Others(), time.process_time() + 1
     while time.process_time() < end:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _AGAINST = "plain,opacus"
 # Of the options that not all benches have, those of each; with --methods the steps are another bench.
 _TAKES: dict[str, tuple[str, ...]] = {
-    "steps": ("--against", "--models", "--rounds", "--release", "--keep", "--device"),
+    "steps": ("--against", "--models", "--rounds", "--release", "--keep", "--device", "--cpu-time"),
     "--methods": ("--methods", "--models", "--rounds"),
     "checks": ("--models",),
     "growth": (),
@@ -56,6 +56,9 @@ def bench(
     keep: Annotated[
         Path | None, typer.Option(help="A file for the rows of each model; a run that was broken off goes on from it.")
     ] = None,
+    cpu_time: Annotated[
+        bool, typer.Option("--cpu-time", help="Time of the processor, one attempt: on a busy machine, one thread.")
+    ] = False,
     device: Annotated[str, typer.Option(help="Where the steps run: cpu, cuda, cuda:1, ... (docs/gpu.md).")] = "cpu",
     quick: Annotated[bool, typer.Option("--quick", help="Four small models, fewer rounds: two minutes.")] = False,
     markdown: Annotated[Path | None, typer.Option(help="Write the tables, and how they were made, here.")] = None,
@@ -75,6 +78,7 @@ def bench(
         "--release": release is not None,
         "--keep": keep is not None,
         "--device": device != "cpu",
+        "--cpu-time": cpu_time,
     }
     _refuse_others("--methods" if methods and what == "steps" else what, stated)
     if what == "accounting":
@@ -86,9 +90,8 @@ def bench(
     elif methods:
         _bench_methods(models, _rounds(rounds), quick, markdown, as_json)
     else:
-        _bench_steps(
-            against, models, _effort(_rounds(rounds), seconds, release, quick), device, quick, markdown, keep, as_json
-        )
+        effort = _effort(_rounds(rounds), seconds, release, quick, cpu_time)
+        _bench_steps(against, models, effort, device, quick, markdown, keep, as_json)
 
 
 def _refuse_others(what: str, stated: Mapping[str, bool]) -> None:
@@ -104,13 +107,19 @@ def _rounds(rounds: int | None) -> int | None:
     return None if rounds is None else validate.count("rounds", rounds)
 
 
-def _effort(rounds: int | None, seconds: float, release: Path | None, quick: bool) -> Effort:
+def _effort(rounds: int | None, seconds: float, release: Path | None, quick: bool, cpu_time: bool) -> Effort:
     import dataclasses
+
+    import torch
 
     from clipwise import validate
     from clipwise.lab.bench.compare import QUICK, Effort
 
     effort = QUICK if quick else Effort(seconds=validate.positive("seconds", seconds))
+    if cpu_time:
+        if torch.get_num_threads() > 1:
+            raise BadArgument("cpu_time=True adds up the time of all threads; run it with OMP_NUM_THREADS=1")
+        effort = dataclasses.replace(effort, cpu_time=True, attempts=1)
     return dataclasses.replace(effort, rounds=rounds, release=None if release is None else _checkout(release))
 
 

@@ -1,11 +1,11 @@
 """Gaussian noise: the only room that makes a `Released` value.
 
-Each normal number is Box-Muller over the keystream of a cipher: a radius from 63 random bits (tails to 9.3 sigma), an
-angle from 32. The cipher is AES where the host can write to a sum's memory, and elsewhere ChaCha20 on the device itself,
-so that nothing is copied from the host. Guarantee: the numbers are independent draws from N(0, 1) up to float32
-rounding, a function of (key, step, rank, query, position, cipher) and of nothing else; a query's noise is drawn once or an
-error is raised. Rounding is *not* hidden: this generator does not resist attacks that read the last bits of floating-point
-sums (Mironov 2012); see docs/threat_model.md.
+Each normal number is Box-Muller over the keystream of a cipher: a radius from 63 random bits (tails to 9.3 sigma), of which
+the last 32 are drawn only where a float32 would show them, and an angle from 32. The cipher is AES where the host can write
+to a sum's memory, and elsewhere ChaCha20 on the device itself, so that nothing is copied from the host. Guarantee: the numbers
+are independent draws from N(0, 1) up to float32 rounding, a function of (key, step, rank, query, position, cipher) and, up to
+rounding, of nothing else; a query's noise is drawn once or an error is raised. Rounding is *not* hidden: this generator does
+not resist attacks that read the last bits of floating-point sums (Mironov 2012); see docs/threat_model.md.
 """
 
 from __future__ import annotations
@@ -27,16 +27,32 @@ from clipwise.keystream import Key
 from clipwise.noise.chacha import WORDS, Stream
 from clipwise.types import Cut, LoopMisuse
 
-STREAM = 2  # counted up when the numbers that a key gives change: a redone step must have those of the first time
-# Numbers are made two by two, in pieces that stay in the cache and are worth an operation's overhead: of 200,000 numbers each took
-# 2.3 ns in pieces of 2^17 pairs, 2.7 of 2^15, 3.5 of 2^13 (one thread, beside other work).
-_PAIRS = 1 << 17
+STREAM = 3  # counted up when the numbers that a key gives change: a redone step must have those of the first time
+# Numbers are made two by two, in pieces that stay in the cache and are worth an operation's overhead: 2^20 numbers took 1.17 ns each
+# in pieces of 2^15 pairs, 1.08 of 2^16 (one thread, least of 80 rounds side by side, on a machine with other work).
+_PAIRS = 1 << 16
 _PAIRS_ON_DEVICE = 1 << 18  # where each operation has a launch to pay for; chosen, never measured
 _ONE_THREAD = (
     1 << 15
 )  # numbers that torch hands to one thread: the grain of its parallel loops (at::internal::GRAIN_SIZE)
-_BYTES = 12  # of keystream, a pair
+_BYTES = 8  # of keystream for a pair, at first
+_WORDS_ON_DEVICE = 3  # of 32 bits for a pair: to look which need the last would be to wait for the device
 _ZEROS = memoryview(bytes(_BYTES * _PAIRS))
+# Below so many 2^-31sts, a distance from 0 is drawn with 32 bits more. Above, the step from one 2^-31st to the next moves the radius, 4.1
+# there and less above, by less than two neighbouring float32 lie apart.
+_FINE_BELOW = float(1 << 19)
+
+
+def _tan_is_wide() -> bool:
+    """Whether numpy has a tangent for many float32 at once: 0.25 ns each where it has (AVX-512), several where libm makes them.
+    It has a sine and a cosine everywhere, at 0.38."""
+    try:
+        from numpy.lib import introspect
+
+        found = introspect.opt_func_info(func_name="^tan$", signature="float32")["tan"]["ff"]["current"]
+    except (ImportError, AttributeError, KeyError):  # before numpy 2.1, or on a machine for which it has one way alone
+        return False
+    return not found.startswith("baseline")
 
 
 class _Room:
@@ -44,27 +60,70 @@ class _Room:
     (204,000 numbers: 9 ns each with new buffers, 3 with these), and filled again for each piece, so that it stays in the cache.
 
     A piece is made by one thread: torch would hand a half of each operation to another core, and where cores do not share a
-    cache, numbers that go from one to the other take longer than the arithmetic. Threads take whole pieces (3.2 million numbers: 7.7
-    ms with one, 4.5 with two). It is numpy's, whose log, sin and cos take half
-    of what torch's take (AVX-512 of an AMD EPYC; 1.4 against 3.5 ns for a log, a sine and a cosine).
+    cache, numbers that go from one to the other take longer than the arithmetic. Threads take whole pieces. It is numpy's, whose
+    log and tan take a third and a fifth of what torch's take (AVX-512 of an AMD EPYC).
     """
 
-    def __init__(self, pairs: int, wide: torch.dtype):
+    def __init__(self, pairs: int, wide: torch.dtype, *, by_tan: bool | None = None):
         self.pairs = pairs
-        self._words = bytearray(_BYTES * pairs)
-        made = torch.empty(4, pairs, dtype=wide)
-        self._made, self._out = made.numpy(), made[2:]
+        self._out = torch.empty(3 * pairs, dtype=wide)
+        self._made = self._out.numpy()
+        self._fine = None if wide == torch.float64 else np.empty(pairs, np.bool_)
+        self._by_tan = _tan_is_wide() if by_tan is None else by_tan
+        kind = self._made.dtype  # numpy takes half as long for an array of no dimensions as for a number of Python's
+        self._half, self._one, self._unit, self._minus_four, self._turn = (
+            np.array(value, kind)
+            for value in (0.5, 1.0, 2.0**-62, -4.0, math.pi * (2.0**-32 if self._by_tan else 2.0**-31))
+        )
+        self._edge = np.array(_FINE_BELOW**2, kind)
 
     def next(self, keystream: CipherContext, pairs: int) -> Tensor:
-        """(2, pairs) numbers, good until the next."""
-        size = _BYTES * pairs
-        keystream.update_into(_ZEROS[:size], self._words)
-        long = np.frombuffer(self._words, np.int64, pairs)
-        turn = np.frombuffer(self._words, np.int32, pairs, offset=8 * pairs)
-        made = self._made[:, :pairs]
-        made[0], made[1] = long, turn
-        _box_muller(np, *made)
-        return self._out[:, :pairs]
+        """Two numbers a pair, good until the next."""
+        even, odd, free = self._made[: 3 * pairs].reshape(3, pairs)
+        words = self._made.view(np.int32)[: 2 * pairs]  # in the same memory: what is worked on fits in the cache
+        keystream.update_into(_ZEROS[: _BYTES * pairs], words.data.cast("B"))
+        np.copyto(free, words[:pairs])
+        np.copyto(odd, words[pairs:])
+        self._twice_radius(keystream, free, even)
+        self._turned(even, odd, free)
+        return self._out[: 2 * pairs]
+
+    def _twice_radius(self, keystream: CipherContext, u: Any, out: Any) -> None:
+        """2 sqrt(-2 log |u|), as sqrt(-4 log u^2), of u in (-1, 1), given in 2^-31sts: near 0, where the tail comes from, with as many
+        digits as elsewhere, and never 0."""
+        np.multiply(u, u, out=out)
+        if self._fine is None:
+            rows = np.arange(len(u))
+        else:
+            fine = np.less(out, self._edge, out=self._fine[: len(u)])
+            rows = fine.nonzero()[0]
+        if len(rows):
+            more = np.frombuffer(keystream.update(bytes(4 * len(rows))), np.uint32) | 1  # odd, so that none is 0
+            exact = more * 2.0**-32
+            exact += u[rows]
+            out[rows] = exact * exact
+        np.multiply(out, self._unit, out=out)
+        np.log(out, out=out)
+        np.multiply(out, self._minus_four, out=out)
+        np.sqrt(out, out=out)
+
+    def _turned(self, even: Any, odd: Any, free: Any) -> None:
+        """`even` holds twice a radius and `odd` an angle in 2^-31sts of half a turn: their cosine and sine take its place."""
+        np.multiply(odd, self._turn, out=odd)
+        if self._by_tan:  # of half the angle: cos = 2 / (1 + tan^2) - 1 and sin = 2 tan / (1 + tan^2)
+            np.tan(odd, out=odd)
+            np.multiply(odd, odd, out=free)
+            np.add(free, self._one, out=free)
+            np.divide(even, free, out=free)
+            np.multiply(even, self._half, out=even)
+            np.subtract(free, even, out=even)
+            np.multiply(odd, free, out=odd)
+            return
+        np.multiply(even, self._half, out=even)
+        np.cos(odd, out=free)
+        np.sin(odd, out=odd)
+        np.multiply(odd, even, out=odd)
+        np.multiply(free, even, out=even)
 
 
 class GaussianNoise:
@@ -104,9 +163,15 @@ class GaussianNoise:
         stream, self._streams = self._streams, self._streams + 1
         wide = torch.float64 if any([total.dtype == torch.float64 for total in sums]) else torch.float32
         sizes = [total.numel() for total in sums]
-        if std == 0 or sum(sizes) == 0:
+        count = sum(sizes)
+        if std == 0 or count == 0:
             return
-        places, length = cut or Cut(tuple(accumulate(sizes, initial=0))[:-1], sum(sizes))
+        if cut is None and count <= 2 * _PAIRS and in_host_memory(device):  # one piece, which nobody shares out
+            (room,) = self._rooms_for(1, _pairs_for(count), wide)
+            numbers = self._standard_normal(device, stream, 0, count, wide, room)
+            torch._foreach_add_([total.view(-1) for total in sums], numbers.split(sizes), alpha=std)
+            return
+        places, length = cut or Cut(tuple(accumulate(sizes, initial=0))[:-1], count)
         # One stream of pieces for all tensors: many small ones would each pay for a cipher and a dozen small operations,
         # while the noise of a large model, drawn whole, would go through memory again and again.
         waiting = [(place, total.view(-1)) for place, total in zip(places, sums, strict=True) if total.numel()][::-1]
@@ -118,17 +183,20 @@ class GaussianNoise:
         shares = _shares(pieces, torch.get_num_threads())
         rooms = self._rooms_for(len(shares), min(_PAIRS, _pairs_for(length)), wide)
 
+        def fill(share: Sequence[_Piece], room: _Room) -> None:
+            for piece in share:
+                numbers = self._standard_normal(device, stream, piece.index, piece.count, wide, room)
+                piece.add(numbers, std, alone=len(shares) == 1)
+
+        if len(shares) == 1:
+            fill(pieces, rooms[0])
+            return
         inference = torch.is_inference_mode_enabled()
 
         def work(share: Sequence[_Piece], room: _Room) -> None:
             with torch.inference_mode(inference):  # a thread begins without
-                for piece in share:
-                    numbers = self._standard_normal(device, stream, piece.index, piece.count, wide, room)
-                    piece.add(numbers, std, alone=len(shares) == 1)
+                fill(share, room)
 
-        if len(shares) == 1:
-            work(pieces, rooms[0])
-            return
         with ThreadPoolExecutor(
             len(shares) - 1
         ) as pool:  # made for this: no thread of ours is there when a loader forks
@@ -143,12 +211,11 @@ class GaussianNoise:
         """So many numbers of a piece of a stream: in a room of the host, good until its next, or where there is none on the device."""
         where = {"step": self._step, "rank": self._rank, "stream": stream}
         if room is None:
-            words = Stream(self._key, device, **where, block=index * _PAIRS_ON_DEVICE * _BYTES // (4 * WORDS))
+            words = Stream(self._key, device, **where, block=index * _PAIRS_ON_DEVICE * _WORDS_ON_DEVICE // WORDS)
             made = _made_on_device(words, wide, _pairs_for(count))
         else:
-            keystream = self._key.keystream(**where, block=index * _PAIRS * _BYTES // 16)
-            made = room.next(keystream, _pairs_for(count))
-        return made.flatten()[:count]
+            made = room.next(self._key.segment(**where, segment=index), _pairs_for(count))
+        return made[:count]
 
     def _rooms_for(self, threads: int, pairs: int, wide: torch.dtype) -> list[_Room]:
         rooms = self._rooms.setdefault(wide, [])
@@ -208,29 +275,21 @@ def _shares(pieces: list[_Piece], threads: int) -> list[list[_Piece]]:
 
 
 def _made_on_device(stream: Stream, wide: torch.dtype, pairs: int) -> Tensor:
-    """What a `_Room` gives, of words that were made where they are needed."""
-    words = stream.words(3 * pairs)
+    """What a `_Room` gives, of words that were made where they are needed: 64 bits for every radius, and no look at any."""
+    words = stream.words(_WORDS_ON_DEVICE * pairs)
     made = torch.empty(4, pairs, dtype=wide, device=words.device)
     made[0], made[1] = words[: 2 * pairs].view(torch.int64), words[2 * pairs : 3 * pairs]
-    _box_muller(torch, *made)
-    return made[2:]
-
-
-def _box_muller(ops: Any, u: Any, angle: Any, even: Any, odd: Any) -> None:
-    """Two normal numbers of 64 and 32 signed bits, given as `u` and `angle`, whose memory is used up. `ops` is torch or numpy."""
+    u, angle, even, odd = made
     # -2 log |u|, as -log u^2, of u in [-1, 1] with as many digits near 0 (the tail) as elsewhere. u^2 is in no danger: 2^-126,
     # which stands for the one u that is 0, is the least that float32 holds with all its digits.
-    ops.multiply(u, 2.0**-63, out=u)
-    ops.multiply(u, u, out=u)
-    ops.add(u, 2.0**-126, out=u)
-    ops.log(u, out=u)
-    ops.negative(u, out=u)
-    ops.sqrt(u, out=u)
-    ops.multiply(angle, math.pi * 2.0**-31, out=angle)
-    ops.cos(angle, out=even)
-    ops.sin(angle, out=odd)
-    ops.multiply(even, u, out=even)
-    ops.multiply(odd, u, out=odd)
+    u.mul_(2.0**-63)
+    u.mul_(u).add_(2.0**-126).log_().neg_().sqrt_()
+    angle.mul_(math.pi * 2.0**-31)
+    torch.cos(angle, out=even)
+    torch.sin(angle, out=odd)
+    even.mul_(u)
+    odd.mul_(u)
+    return made[2:].flatten()
 
 
 def _pairs_for(count: int) -> int:

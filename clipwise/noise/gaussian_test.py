@@ -1,9 +1,13 @@
 """The noise is normal, keyed, independent, and never drawn twice."""
 
+import itertools
+import math
 import threading
 
+import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import stats
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
@@ -35,19 +39,80 @@ def test_standard_normal_by_kolmogorov_smirnov_and_variance(dtype):
     assert abs(x).max() > 4.3
 
 
-def test_tails_reach_beyond_the_32_bit_limit():
+class Words:
+    """In the place of a cipher: words for radii, then for angles, then what is asked for beyond."""
+
+    def __init__(self, radii, angles, more=b""):
+        self.first, self.more = np.concatenate([radii, angles]).astype(np.int32).tobytes(), more
+
+    def update_into(self, data, buffer):
+        assert len(data) == len(self.first)
+        buffer[: len(data)] = self.first
+        return len(data)
+
+    def update(self, data):
+        found, self.more = self.more[: len(data)], self.more[len(data) :]
+        assert len(found) == len(data)
+        return found
+
+
+def made_of(words, pairs, wide=torch.float32, **how):
+    return gaussian._Room(pairs, wide, **how).next(words, pairs).double().view(2, pairs).numpy()
+
+
+@pytest.mark.parametrize("wide", [torch.float32, torch.float64])
+def test_tails_reach_beyond_the_32_bit_limit(wide):
     """The smallest u is 2^-63, so that the radius can reach 9.35; 31 bits alone would end at 6.6."""
-    noise = GaussianNoise(Key.from_seed(0))
+    made = made_of(Words([0, -1], [0, 0], bytes(4) + b"\xff" * 4), 2, wide)
+    assert abs(made).max(0) == pytest.approx([(2 * 63 * math.log(2)) ** 0.5] * 2, rel=1e-6)
 
-    class Zeros:
-        def update_into(self, data, buffer):
-            buffer[: len(data)] = bytes(len(data))
-            return len(data)
 
-    noise._key = type("K", (), {"keystream": lambda _self, **_: Zeros()})()
-    assert float(noise.add([torch.zeros(2)], 1.0, step=0)[0].abs().max()) == pytest.approx(
-        (2 * 63 * 0.693147) ** 0.5, rel=1e-3
-    )
+@pytest.mark.parametrize("wide", [torch.float32, torch.float64])
+@pytest.mark.parametrize("bits", [8, 19, 25, 31])
+def test_the_law_of_the_radius_where_only_so_many_bits_are_left_of_the_first_word(bits, wide):
+    """Of all words, those with |u| < 2^(bits - 31): -log |u| is exponential beyond there, to the last tail."""
+    random = np.random.default_rng(bits)
+    count = 1 << 16
+    radii = random.integers(-(1 << bits), 1 << bits, count)
+    words = Words(radii, random.integers(-(1 << 31), 1 << 31, count), random.bytes(4 * count))
+    even, odd = made_of(words, count, wide)
+    beyond = (even**2 + odd**2) / 2 - (31 - bits) * math.log(2)
+    assert stats.kstest(beyond, "expon").pvalue > 1e-4
+    if bits == 8:
+        assert len(np.unique(beyond)) > 10_000, "and not the 256 values of the first word"
+
+
+def test_words_that_a_float32_tells_apart_anyway_draw_nothing_more():
+    edge = int(gaussian._FINE_BELOW)
+    words = Words([edge, -edge, edge - 1, 1 - edge], [1, 2, 3, 4], bytes(8))
+    made_of(words, 4)
+    assert words.more == b""
+
+
+def test_by_tangent_and_by_sine_and_cosine_the_numbers_are_the_same():
+    random = np.random.default_rng(1)
+    count = 1 << 16
+    radii, angles = random.integers(-(1 << 31), 1 << 31, (2, count))
+    angles[:7] = [-(1 << 31), (1 << 31) - 1, 0, 1, -1, 1 << 30, -(1 << 30)]
+    tan, circle = (made_of(Words(radii, angles, bytes(4 * count)), count, by_tan=by) for by in (True, False))
+    np.testing.assert_allclose(tan, circle, rtol=0, atol=4e-6)
+    exact = made_of(Words(radii, angles, bytes(4 * count)), count, torch.float64)
+    for made in (tan, circle):
+        np.testing.assert_allclose(made, exact, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(made[0] ** 2 + made[1] ** 2, exact[0] ** 2 + exact[1] ** 2, rtol=2e-6, atol=1e-6)
+
+
+def test_segments_are_the_ctr_blocks_after_their_nonce_and_share_none():
+    key = Key.from_seed(7)
+    found = key.segment(step=3, rank=2, stream=1, segment=9).update(bytes(48))
+    nonce = (3).to_bytes(5, "big") + (2).to_bytes(2, "big") + (1).to_bytes(2, "big") + (9).to_bytes(3, "big")
+    ctr = Cipher(algorithms.AES128(key.secret[:16]), modes.CTR(nonce + (2).to_bytes(4, "big"))).encryptor()
+    assert found == ctr.update(bytes(48))
+    places = itertools.product((0, 1, 255), (0, 1), (0, 1), (0, 1))
+    first = {key.segment(step=a, rank=b, stream=c, segment=d).update(bytes(16)) for a, b, c, d in places}
+    assert len(first) == 3 * 2 * 2 * 2
+    with pytest.raises(OverflowError):
+        key.segment(step=0, segment=1 << 24)
 
 
 PIECE = 2 * gaussian._PAIRS
@@ -187,8 +252,8 @@ def test_a_part_of_a_query_gets_the_numbers_that_it_has_in_the_whole(monkeypatch
     whole = draw(3 * PIECE + 9)
     spans = [(2, 5), (PIECE - 1, 3), (2 * PIECE + 1, 0), (3 * PIECE - 4, 13)]  # within, across, none, to the end
     drawn = []
-    made = gaussian._box_muller
-    monkeypatch.setattr(gaussian, "_box_muller", lambda *words: drawn.append(1) or made(*words))
+    made = GaussianNoise._standard_normal
+    monkeypatch.setattr(GaussianNoise, "_standard_normal", lambda *where: drawn.append(1) or made(*where))
     cut = Cut(tuple(start for start, _ in spans), len(whole))
     found = GaussianNoise(Key.from_seed(1)).add([torch.zeros(count) for _, count in spans], 1.0, step=0, cut=cut)
     for (start, count), numbers in zip(spans, found, strict=True):
@@ -202,8 +267,8 @@ def test_threads_draw_the_numbers_that_one_draws(monkeypatch):
     count = 3 * PIECE + 9
     alone = draw(count)
     drawn_by = set()
-    made = gaussian._box_muller
-    monkeypatch.setattr(gaussian, "_box_muller", lambda *words: drawn_by.add(threading.get_ident()) or made(*words))
+    made = gaussian._Room.next
+    monkeypatch.setattr(gaussian._Room, "next", lambda *words: drawn_by.add(threading.get_ident()) or made(*words))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     noise = GaussianNoise(Key.from_seed(1))
     sums = [torch.zeros(7), torch.zeros(PIECE + 1), torch.zeros(count - PIECE - 8)]

@@ -175,3 +175,69 @@ def test_a_function_of_the_whole_loss_is_refused(function, name):
     out = model(torch.randn(6, 4))
     (F.mse_loss(out, torch.ones(6, 1)) + (F.l1_loss(out, torch.ones(6, 1), reduction="none") / 3).mean()).backward()
     engine.close()
+
+
+class Places(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.out = nn.Linear(32, 32), nn.LayerNorm(32), nn.Linear(32, 4)
+
+    def forward(self, x):
+        return self.out(self.norm(self.first(x))).sum(1)
+
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.out = nn.Embedding(9, 32), nn.Linear(32, 4)
+        self.layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+
+    def forward(self, x):
+        return self.out(self.layer(self.embed(x)).sum(1))
+
+
+AUTOCAST = {
+    "dense": (lambda: nn.Sequential(nn.Linear(30, 64), nn.ReLU(), nn.Linear(64, 4)), (30,)),
+    "images": (lambda: nn.Sequential(nn.Conv2d(1, 8, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(72, 4)), (1, 8, 8)),
+    "places": (Places, (5, 32)),
+    "words": (Words, (12,)),
+}
+
+
+@pytest.mark.parametrize("everything", [False, True], ids=["forward", "forward and backward"])
+@pytest.mark.parametrize("kind", AUTOCAST)
+@pytest.mark.parametrize("record", ["like the others", "large", "huge", "small", "cancels", "weighs much", "infinite"])
+def test_a_hostile_record_under_autocast_moves_the_sum_by_no_more_than_the_bound(kind, record, everything):
+    """The model computes in bfloat16, whose rounding of one record must not depend on the others, and what is clipped is what is
+    summed. 255 records, so that one more changes how products are blocked."""
+    torch.manual_seed(0)
+    model, shape = AUTOCAST[kind][0](), AUTOCAST[kind][1]
+    x = torch.randint(0, 9, (256, *shape)) if kind == "words" else torch.randn(256, *shape)
+    one, weight = x[255:], torch.ones(256)
+    if record == "weighs much" or kind == "words":  # words are not large
+        weight[255] = {"large": 1e4, "huge": 1e18, "small": 1e-12, "infinite": torch.inf}.get(record, 1e9)
+    elif record == "cancels":
+        one[..., ::2], one[..., 1::2] = 1e4, -1e4
+    else:
+        one *= {"large": 1e4, "huge": 1e18, "small": 1e-12, "infinite": torch.inf}.get(record, 1.0)
+
+    def loss(model, x, weight):
+        with torch.autocast("cpu", torch.bfloat16):
+            return (model(x).float().tanh().sum(1) * weight).sum()
+
+    def of_all(model, *tensors):
+        engine = Bookkeeping(model, dict(model.named_parameters()), loss_reduction="sum", notify=lambda _: None)
+        engine.install()
+        engine.open(len(tensors[0]))
+        value = loss(model, *tensors)
+        with torch.autocast("cpu", torch.bfloat16, enabled=everything):
+            value.backward()
+            tape = engine.close()
+            (sums,) = tape.weighted_sums(lambda n, _: {"all": BOUND / n.clamp_min(BOUND) * (1 - tape.slack)}).values()
+        engine.remove()
+        return torch.cat([s.double().flatten() for s in sums])
+
+    with_it, without = of_all(model, x, weight), of_all(model, x[:255], weight[:255])
+    # Sums over 256 records are rounded to float32: 1e-5 of the bound, which the slack of every other test here allows as well.
+    assert (with_it - without).norm() <= (1 + 1e-5) * BOUND
+    assert with_it.isfinite().all()

@@ -103,7 +103,9 @@ def compare(
             if "failed" not in results[method] and method != RELEASE:  # of memory nothing is asked twice
                 results[method].update(_memory(workload, method))
         comparison.rows += _rows(workload, results)
-        if (others := _others(results)) > BUSY:
+        if effort.cpu_time:
+            comparison.machine["clock"] = "processor time of one thread"
+        elif (others := _others(results)) > BUSY:
             comparison.notices.append(
                 f"{workload.name}: other processes took {others:.0%} of the processors while it was timed, in the quietest of "
                 f"{effort.attempts} attempts; run again on a quiet machine before trusting its times."

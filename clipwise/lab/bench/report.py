@@ -137,6 +137,11 @@ def notes(comparison: Comparison) -> list[str]:
             f"A step over that of the release, in the same rounds: {', '.join(f'{m} {r:.2f}' for m, r in earlier.items())}. Slower by more "
             f"than {SLOWER - 1:.0%}: {', '.join(slower) or 'none'}."
         )
+    rounds = [f"{row['model']} {row['rounds']}" for row in ours if row.get("rounds")]
+    ranks += [f"Rounds that were counted: {', '.join(rounds)}."] if rounds else []
+    taken = [row["others"] for row in ours if row.get("others")]
+    if "clock" in comparison.machine and taken:
+        ranks.append(f"Other processes took {min(taken):.0%} to {max(taken):.0%} of the processors meanwhile.")
     said = [f"{row['model']}, {row['method']}: {row['note']}" for row in comparison.rows if row.get("note")]
     return [*comparison.notices, *ranks, *dict.fromkeys(said)]
 
@@ -159,7 +164,8 @@ def _made_by(comparison: Comparison, command: str) -> str:
     if machine.get("device", "cpu") != "cpu":
         where += f"; on {machine['device']}"
     load = f"; load {machine['load']:.1f} at the start" if "load" in machine else ""
-    return f"Made by `{command}` on {date.today().isoformat()}. {versions}; {where}{load}.\n"
+    clock = f"; times are {machine['clock']}" if "clock" in machine else ""
+    return f"Made by `{command}` on {date.today().isoformat()}. {versions}; {where}{load}{clock}.\n"
 
 
 def _table(section: Section) -> str:
