@@ -1,0 +1,154 @@
+"""A family of small tasks, drawn at random before any result was seen: even numbers are development, odd ones are held out.
+
+    python research/nothing_to_tune/family.py        # lists them
+
+A kind of task is at the same place of both halves (numbers 2 k and 2 k + 1), everything else of it is drawn. Work is bounded (records times
+parameters), so that a whole grid of rates takes seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from sklearn import datasets
+from torch import Tensor, nn
+
+MOST_WORK = 1.2e7  # records times parameters
+TEST = 3000  # records, of made tasks
+KINDS = ("few classes", "many classes", "teacher", "words", "friedman", "values", "real", "few records") * 2
+REAL = ("digits", "breast cancer", "wine", "diabetes")  # of numbers 12, 13, 28, 29
+
+
+@dataclass
+class Task:
+    number: int
+    said: str
+    x: Tensor
+    y: Tensor
+    xt: Tensor
+    yt: Tensor
+    widths: list[int]
+    relu: bool
+
+    @property
+    def values(self) -> bool:
+        return self.y.is_floating_point()
+
+    @property
+    def n(self) -> int:
+        return len(self.x)
+
+    def first(self, seed: int) -> list[Tensor]:
+        """The first weights: torch's."""
+        torch.manual_seed(1000 + seed)
+        layers = [nn.Linear(a, b) for a, b in zip(self.widths, self.widths[1:], strict=False)]
+        return [p.detach().clone() for layer in layers for p in layer.parameters()]
+
+
+def _log(rng, low, high):
+    return int(round(math.exp(rng.uniform(math.log(low), math.log(high)))))
+
+
+def _classes(rng, n, few):
+    classes = int(rng.integers(2, 6)) if few else _log(rng, 7, 20)
+    features = _log(rng, 8, 200)
+    informative = min(features, max(math.ceil(math.log2(2 * classes)) + 1, int(features * rng.uniform(0.15, 0.7))))
+    separation = rng.uniform(0.6, 2.0)
+    x, y = datasets.make_classification(
+        n + TEST, features, n_informative=informative, n_redundant=int((features - informative) * rng.uniform(0, 0.6)), n_classes=classes,
+        n_clusters_per_class=int(rng.integers(1, 3)), class_sep=separation, flip_y=rng.uniform(0, 0.05), random_state=int(rng.integers(1 << 30)),
+    )  # fmt: skip
+    return x, y, f"{classes} classes, separation {separation:.1f}"
+
+
+def _teacher(rng, n, values=False):
+    features, classes, hidden = _log(rng, 5, 60), 1 if values else _log(rng, 2, 12), _log(rng, 3, 30)
+    x = rng.standard_normal((n + TEST, features))
+    inner = np.tanh(x @ rng.standard_normal((features, hidden)) * rng.uniform(0.5, 2) / math.sqrt(features))
+    out = inner @ rng.standard_normal((hidden, classes))
+    if values:
+        out = out[:, 0] / np.abs(out).max() + 0.05 * rng.standard_normal(len(x))
+        return x, np.clip(out, -1, 1), f"teacher of {hidden}"
+    out = (out - out.mean(0)) / out.std(0) + rng.uniform(0, 0.5) * rng.standard_normal(out.shape)
+    return x, out.argmax(1), f"{classes} classes, teacher of {hidden}"
+
+
+def _words(rng, n):
+    vocabulary, classes, length = _log(rng, 200, 1000), int(rng.integers(2, 7)), _log(rng, 8, 60)
+    common = 1 / np.arange(1, vocabulary + 1)
+    tilt = common[None] * np.exp(rng.uniform(0.4, 0.9) * rng.standard_normal((classes, vocabulary)))
+    y = rng.integers(0, classes, n + TEST)
+    x = np.stack([rng.multinomial(length, p / p.sum()) for p in tilt[y]]).astype(float)
+    return x / np.sqrt(length), y, f"{classes} classes, {length} words of {vocabulary}"
+
+
+def _friedman(rng, n):
+    which = int(rng.integers(1, 4))
+    make = (datasets.make_friedman1, datasets.make_friedman2, datasets.make_friedman3)[which - 1]
+    noise = (1.0, 100.0, 0.1)[which - 1]
+    x, y = make(n + TEST, noise=noise, random_state=int(rng.integers(1 << 30)))
+    low, high = ((0, 30), (0, 1800), (-0.2, 1.7))[which - 1]
+    return x, np.clip(2 * (y - low) / (high - low) - 1, -1, 1), f"friedman {which}"
+
+
+def _linear(rng, n):
+    features = _log(rng, 5, 80)
+    x = rng.standard_normal((n + TEST, features))
+    y = x @ rng.standard_normal(features) / math.sqrt(features)
+    return x, np.clip(0.4 * y + rng.uniform(0.02, 0.3) * rng.standard_normal(len(x)), -1, 1), "linear values"
+
+
+def _real(number, rng):
+    which = REAL[(number % 16 - 12) + 2 * (number // 16)]
+    x, y = {"digits": datasets.load_digits, "breast cancer": datasets.load_breast_cancer, "wine": datasets.load_wine,
+            "diabetes": datasets.load_diabetes}[which](return_X_y=True)  # fmt: skip
+    order = rng.permutation(len(x))
+    x, y = x[order], y[order]
+    if which == "digits":
+        return x / 16, y, which
+    return x, (2 * (y - 25) / 325 - 1 if which == "diabetes" else y), which
+
+
+def load(number: int) -> Task:
+    rng = np.random.default_rng(number)
+    kind = KINDS[number // 2]
+    n = _log(rng, 200, 1000) if kind == "few records" else _log(rng, 1000, 12_000)
+    if kind == "values":
+        x, y, said = _linear(rng, n) if number // 16 == 0 else _teacher(rng, n, values=True)
+    else:
+        x, y, said = {"few classes": lambda: _classes(rng, n, True), "many classes": lambda: _classes(rng, n, False), "teacher": lambda: _teacher(rng, n),
+                      "words": lambda: _words(rng, n), "friedman": lambda: _friedman(rng, n), "real": lambda: _real(number, rng),
+                      "few records": lambda: _classes(rng, n, bool(rng.integers(2)))}[kind]()  # fmt: skip
+    if kind == "real":
+        n = int(0.8 * len(x))
+    if kind != "words" and said != "digits":
+        x = np.clip((x - x.mean(0)) / x.std(0), -3, 3)
+    values = y.dtype.kind == "f" and kind in ("friedman", "values", "real")
+    outputs = 1 if values else int(y.max()) + 1
+    depth = int(rng.choice([0, 1, 2], p=[0.3, 0.5, 0.2])) if not values else int(rng.choice([0, 1, 2], p=[0.1, 0.6, 0.3]))
+    if said in ("digits",):
+        depth = 1
+    hidden = [_log(rng, 32, 256) for _ in range(depth)]
+    relu = bool(rng.integers(2))
+
+    def size(h):
+        w = [x.shape[1], *h, outputs]
+        return sum((a + 1) * b for a, b in zip(w, w[1:], strict=False))
+
+    while n * size(hidden) > MOST_WORK * (1.3 if kind == "real" else 1) and hidden and max(hidden) > 32:
+        hidden = [max(32, int(h * 0.8)) for h in hidden]
+    if kind != "real":
+        n = min(n, int(MOST_WORK / size(hidden)))
+    x = torch.tensor(x, dtype=torch.float32)
+    y = torch.tensor(y, dtype=torch.float32 if values else torch.long)
+    end = n if kind == "real" else len(x) - TEST
+    said = f"{kind}: {said}; n {n}, {x.shape[1]} features, {' + '.join(map(str, hidden)) or 'linear'}{'' if not hidden else ' relu' if relu else ' tanh'}"
+    return Task(number, said, x[:n], y[:n], x[end:], y[end:], [x.shape[1], *hidden, outputs], relu)
+
+
+if __name__ == "__main__":
+    for number in range(32):
+        print(number, "held out" if number % 2 else "development", load(number).said)
