@@ -113,7 +113,8 @@ class Nets:
         return found[0]
 
     def metric(self, w, x, y):
-        """Points of each member, and three scores in 0..1: right (or l / (l + loss)), probability of the right one, 1 - bounded loss."""
+        """Points of each member, and three scores in 0..1: right, probability of the right one, 1 - bounded
+        loss; or u / (u + loss) for u = l and l / 8, and a bounded logarithm."""
         rows, step = [], self.chunk(len(x))
         for part in w.split(step):
             out = self.forward(part, x)[0]
@@ -121,7 +122,9 @@ class Nets:
                 loss = 0.5 * (out[..., 0] - y).square()
                 points = (100 * (1 - 2 * loss.mean(1) / y.var(correction=0))).clamp_min(-100)
                 right = (self.unit / (self.unit + loss)).mean(1)
-                rows.append(torch.stack([points, right, (-loss / self.unit).exp().mean(1), right], 1))
+                finer = (self.unit / 8 / (self.unit / 8 + loss)).mean(1)
+                logs = (1 - (1 + 50 * loss / self.unit).log() / math.log(401)).clamp(0, 1).mean(1)
+                rows.append(torch.stack([points, right, finer, logs], 1))
             else:
                 right = (out.argmax(-1) == y).float().mean(1)
                 loss = F.cross_entropy(out.transpose(1, 2), y.expand(len(part), -1), reduction="none")
@@ -154,8 +157,10 @@ def population(task, seed, members, q=Q, at=(T,), on_train=False, windows=WINDOW
     auto, C, gamma = col(lambda m: m["clip"] is None) > 0, col(lambda m: m["clip"] or 1.0), col(lambda m: m.get("gamma", 0.01))
     noise = col(lambda m: m["sigma"] * (m["clip"] or 1.0) / B)
     rising = col(lambda m: m.get("sched") == "rise") > 0
-    b1 = 0.9
+    reach, dead = col(lambda m: m.get("reach", rule.REACH)), col(lambda m: m.get("dead", 0.0))
+    b1, b2 = (col(lambda m, k=k: m.get("betas", (0.9, 0.99))[k]) for k in (0, 1))
     w = nets.first.repeat(R, 1)
+    w[col(lambda m: m.get("zero", 0))[:, 0] > 0, D - (nets.widths[-2] + 1) * nets.widths[-1] :] = 0.0
     m, v, rise = torch.zeros_like(w), torch.zeros_like(w), torch.zeros(R, 1)
     averages = {k: w.clone() for k in windows}
     figures = {}
@@ -170,12 +175,12 @@ def population(task, seed, members, q=Q, at=(T,), on_train=False, windows=WINDOW
         if t > rule.AFTER * T and rising.any():
             away = w - averages[8]
             z = (g * away).sum(1, keepdim=True) / (away.norm(dim=1, keepdim=True).clamp_min(1e-12) * noise)
-            rise = torch.where(rising, (rise - rule.GAIN * z.clamp(-1, 1)).clamp(0, rule.REACH), 0.0)
+            rise = torch.where(rising, (rise - rule.GAIN * (z + dead).clamp(-1, 1)).clamp(torch.zeros(1), reach), 0.0)
         m.mul_(b1).add_(g * grad_in)
-        v.mul_(0.99).addcmul_(g, g, value=0.01)
+        v.mul_(b2).add_((1 - b2) * g.square())
         factor = torch.tensor([scale(each["sched"], t) if each.get("sched") else 1.0 for each in members])[:, None]
         lr = lr0 * factor * rise.exp()
-        down = torch.where(adam, (v / (1 - 0.99**t)).sqrt() * (1 - b1**t) + 1e-12, 1.0)
+        down = torch.where(adam, (v / (1 - b2**t)).sqrt() * (1 - b1**t) + 1e-12, 1.0)
         w.addcdiv_(-lr * m, down)
         w.nan_to_num_(0, 1e6, -1e6).clamp_(-1e6, 1e6)
         for k, a in averages.items():
@@ -226,8 +231,19 @@ def values_members(task, nets):
     return members
 
 
+TRAINED = {"reach .45": dict(reach=0.45), "dead .5": dict(dead=0.5), "betas .95": dict(betas=(0.95, 0.99)), "betas .999": dict(betas=(0.9, 0.999)), "zero": dict(zero=1), "": {}}
+
+
+def train_members(task, nets):
+    members = []
+    for eps in EPSILONS:
+        for name, more in TRAINED.items():
+            members += [dict(kind="t " + name, eps=eps, opt="adam", clip=None, lr=r, sigma=sigma(eps), sched="rise", **more) for r in RATES]
+    return members
+
+
 RACE_AT = (16, 50, 100, 200)
-RACE_NOISES = (0.5, 1.0, 2.0, 4.0)
+RACE_NOISES = (2.0, 4.0)
 
 
 def race_members(task, nets):
@@ -252,6 +268,9 @@ def main(what, out, numbers, seeds):
                 figures, nets = population(task, seed, members)
             elif what == "values":
                 members = values_members(task, nets)
+                figures, nets = population(task, seed, members)
+            elif what == "train":
+                members = train_members(task, nets)
                 figures, nets = population(task, seed, members)
             elif what == "larger":
                 members = [m for m in grid_members(task, nets) if m.get("sched") in (None, "rise")]
