@@ -16,13 +16,14 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import clipwise
 from clipwise.accounting import Ledger, StepEvent, epsilon
+from clipwise.automatic import prepare as prepare_room
 from clipwise.automatic import race, rule
 from clipwise.automatic.choice import Stated, choose
 from clipwise.automatic.inputs import Scaled, first_layer, scaled_inputs
 from clipwise.automatic.inputs import _histogram as sizes
 from clipwise.automatic.measure import histogram, one_a_row
 from clipwise.automatic.prepare import phases, prepare
-from clipwise.automatic.task import inferred, is_linear, of_batches, of_outputs
+from clipwise.automatic.task import inferred, is_linear, of_batches, of_outputs, probability
 from clipwise.keystream import Key
 from clipwise.loop.keeping import Keeping
 from clipwise.losses import make_loss
@@ -200,6 +201,24 @@ def test_scores_are_bounded_whatever_the_task_says():
         one_a_row(wild.sum(), 6)
 
 
+def test_the_score_of_a_class_is_its_probability_in_whatever_unit_the_loss_is():
+    output, target = torch.tensor([[0.0, math.log(3.0)], [5.0, 5.0], [0.0, 0.0]]), torch.tensor([1, 0, -100])
+    assert probability(output, target).tolist() == pytest.approx([0.75, 0.5, 0])
+    places = probability(output.T[None], torch.tensor([[1, 0, 1]]))  # one row of three places
+    assert places.tolist() == pytest.approx([(0.75 + 0.5 + 0.5) / 3])
+    loader, model = DataLoader(records(), batch_size=50), network()
+    batch = next(iter(loader))
+    plain, scaled = (
+        of_outputs(
+            model, lambda out, y, unit=unit: unit * nn.functional.cross_entropy(out, y, reduction="none"), loader
+        )
+        for unit in (1, 10)
+    )
+    assert plain.score == scaled.score == "probability"
+    assert torch.equal(plain.right(batch), scaled.right(batch))
+    assert plain.right(batch).tolist() == pytest.approx((-plain.row_losses(batch)).exp().tolist(), rel=1e-5)
+
+
 def prepared(model, **options):
     loader = DataLoader(records(), batch_size=50)
     mechanism = Mechanism(**{**SHORT, **options})
@@ -243,9 +262,9 @@ def test_the_race_runs_each_rate_from_the_first_weights(monkeypatch):
     assert found.measured.epsilon() < 3.0
 
 
-@pytest.mark.parametrize(("sampling", "rate"), [("poisson", 0.25 / 3), ("fixed-size", 33 / 400)])
+@pytest.mark.parametrize(("sampling", "rate"), [("poisson", 0.25 / 6), ("fixed-size", 17 / 400)])
 def test_batches_of_the_race_are_drawn_at_the_rate_that_is_charged(monkeypatch, sampling, rate):
-    """A third of the training's; a whole number of records where each batch has the same."""
+    """A sixth of the training's; a whole number of records where each batch has the same."""
     drawn = Counter()
     kind = SAMPLING[sampling].sampler
     plain = kind.draw
@@ -254,7 +273,7 @@ def test_batches_of_the_race_are_drawn_at_the_rate_that_is_charged(monkeypatch, 
     )
     found = prepared(network(), sampling=sampling)
     charged = {e.sample_rate: e.count for e in found.measured.ledger.events() if e.sample_rate < 1}
-    assert charged == {rate: 25}
+    assert charged == {rate: 50}
     assert {rate: count for rate, count in drawn.items() if rate < 1} == charged
 
 
@@ -368,9 +387,22 @@ def test_a_threshold_that_is_stated_clips_at_it(tmp_path):
     assert done.method_state.threshold == 0.5
 
 
-def test_gradients_of_values_keep_their_sizes_below_the_released_median():
+@pytest.mark.parametrize("left", [0.0, 1.0])
+def test_what_the_race_left_of_the_losses_decides_whether_gradients_of_values_keep_their_sizes(monkeypatch, left):
+    asked, raced = [], []
+    plain = race.race
+    monkeypatch.setattr(rule, "left_over", lambda *of: asked.append(of) or left)
+    monkeypatch.setattr(prepare_room, "race", lambda run, *more: raced.append(run.stepper.plan) or plain(run, *more))
     done = clipwise.fit(network(out=1), values(), **SHORT)
-    assert done.method.gamma == rule.gamma_for("values", done.method.median_norm, RECORDS * PLAN.mu)
+    median = done.method.median_norm
+    assert done.method.gamma == rule.gamma_for("values", median, RECORDS * PLAN.mu, left)
+    assert raced[0].method.gamma == rule.gamma_for("values", median, RECORDS * PLAN.mu)
+    ((counts, std, typical, best),) = asked
+    assert len(counts) == rule.BINS
+    assert min(counts) < 0  # with its noise
+    assert std == pytest.approx(math.sqrt(2) * PLAN.histogram_noise)
+    assert f"typical loss there: {typical:.3g}" in "\n".join(done.statement.automatic)
+    assert f"{best:.1%}" in "\n".join(done.statement.automatic)
     assert "squared-error" in "\n".join(done.statement.automatic)
 
 

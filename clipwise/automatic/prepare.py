@@ -95,12 +95,16 @@ def prepare(model: nn.Module, loader: DataLoader[Any], choice: Choice, task: Tas
                 look = first_look(run, task, events[1])
                 if layer is None:  # nothing to look at, but planned for; charged once all records have gone through
                     found_scale(run, task, None, events[0])
-                method = _clipping(run.plan.method, task, look.median_norm, run.facts.records * measuring.mu)
+                worth, asked = run.facts.records * measuring.mu, run.plan.method
+                method = _clipping(asked, task, look.median_norm, worth)
                 run.stepper.plan = dataclasses.replace(run.plan, method=method)
                 results = race(run, optimizer, task, measuring, look, events[2:])
     finally:
         run.close()
-    rate = rule.chosen_rate(results, run.facts.records)
+    rate = rule.chosen_rate(results, run.facts.records, task.score)
+    best = max(results[-1].scores) / run.facts.records
+    left = rule.left_over(look.losses, look.noise_std, look.typical_loss, best) if look.losses else 1.0
+    method = _clipping(asked, task, look.median_norm, worth, left)
     found = dataclasses.replace(method, rate=rate, median_norm=look.median_norm)
     if scale != 1:
         found = dataclasses.replace(found, input_scale=scale, input_layer=layer)
@@ -134,11 +138,12 @@ def said_again(run: Run) -> tuple[str, ...]:
     )
 
 
-def _clipping(method: Any, task: Task, median: float | None, worth: float) -> Auto:
+def _clipping(method: Any, task: Task, median: float | None, worth: float, left: float = 0.0) -> Auto:
+    """The method of the race, or, where it is known what that has left of the losses, of the training."""
     if not isinstance(method, Auto):
         raise ClipwiseError(f"method {method.name!r} finds no rate")
     stated = method.threshold is not None or method.gamma is not None
-    return method if stated else dataclasses.replace(method, gamma=rule.gamma_for(task.kind, median, worth))
+    return method if stated else dataclasses.replace(method, gamma=rule.gamma_for(task.kind, median, worth, left))
 
 
 @contextmanager
