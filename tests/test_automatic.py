@@ -19,7 +19,7 @@ from clipwise.accounting import Ledger, StepEvent, epsilon
 from clipwise.automatic import prepare as prepare_room
 from clipwise.automatic import race, rule
 from clipwise.automatic.choice import Stated, choose
-from clipwise.automatic.inputs import Scaled, first_layer, scaled_inputs
+from clipwise.automatic.inputs import Seen, first_layer, seen_inputs
 from clipwise.automatic.inputs import _histogram as sizes
 from clipwise.automatic.measure import histogram, one_a_row
 from clipwise.automatic.prepare import phases, prepare
@@ -35,7 +35,7 @@ from clipwise.run import Run
 RECORDS, LENGTH = 400, {"epochs": 5, "expected_batch_size": 100}  # 20 steps
 PLAN = rule.measuring(rule.gaussian_mu(3.0, 1e-5), 20, RECORDS)
 RACED = sum(each.rates * each.steps for each in PLAN.rounds)
-MEASURED = 2 + RACED + len(PLAN.rounds)  # histograms, steps of the race, scores
+MEASURED = 4 + RACED + len(PLAN.rounds)  # histograms, steps of the race, scores
 SHORT = {"epsilon": 3.0, "delta": 1e-5, "method": "auto", "seed": 1, **LENGTH}
 
 
@@ -89,12 +89,13 @@ def test_all_of_it_is_inside_the_target(accountant, tmp_path):
 
 
 def test_noise_and_charges_are_the_same_events(monkeypatch, tmp_path):
-    """By hand: std 1 x h for each histogram, k sigma for steps of a round, sqrt(rates) x s for its scores, sigma for the rest."""
+    """By hand: std 1 x h for each histogram, the length of a record x h for the sum of inputs, k sigma for steps of a round, sqrt(rates) x s for its scores, sigma for the rest."""
     drawn = Drawn(monkeypatch)
     done = clipwise.fit(network(), records(), ledger=tmp_path / "ledger.jsonl", **SHORT)
     sigma = done.noise_multiplier
-    by_hand = [PLAN.input_noise, PLAN.histogram_noise]
-    expected = [(1.0, noise, 1) for noise in by_hand]
+    looks = [PLAN.input_noise, PLAN.centre_noise, PLAN.input_noise, PLAN.histogram_noise]
+    expected = [(1.0, noise, 1) for noise in looks]
+    by_hand = [looks[0], math.sqrt(6) * looks[1], *looks[2:]]  # each of 6 inputs is cut to a length of sqrt(6)
     for rates, steps, noise, scores, part in PLAN.rounds:
         by_hand += [noise * sigma] * (rates * steps) + [math.sqrt(rates) * scores]
         expected += [(0.25 * part, noise * sigma, rates * steps), (1.0, scores, 1)]
@@ -118,7 +119,7 @@ def test_with_a_schedule_of_the_noise_the_race_stays_at_its_own(monkeypatch, tmp
     sigma = done.noise_multiplier
     first = PLAN.rounds[0]
     raced = first.rates * first.steps
-    assert drawn.stds[2 : 2 + raced] == pytest.approx([first.noise * sigma] * raced)
+    assert drawn.stds[4 : 4 + raced] == pytest.approx([first.noise * sigma] * raced)
     assert drawn.stds[MEASURED:] == pytest.approx([sigma] * 8 + [sigma / math.sqrt(2)] * 8 + [sigma / 2] * 4)
     assert 2.98 < done.epsilon <= 3.0
 
@@ -281,7 +282,7 @@ def test_rounds_are_data(monkeypatch):
     """Two rounds, the second with fewer rates and other noise: events, charges and results follow."""
 
     def measuring(_mu, _steps, _records):
-        return rule.Measuring(1.0, 11.0, 9.0, (rule.Round(4, 2, 4.0, 8.0), rule.Round(2, 3, 2.0, 7.0)))
+        return rule.Measuring(1.0, 11.0, 13.0, 9.0, (rule.Round(4, 2, 4.0, 8.0), rule.Round(2, 3, 2.0, 7.0)))
 
     asked = []
 
@@ -296,6 +297,7 @@ def test_rounds_are_data(monkeypatch):
     assert asked == [0, 1]
     assert set(found.measured.ledger.events()) == {
         StepEvent(1.0, 11.0, 1),
+        StepEvent(1.0, 13.0, 1),
         StepEvent(1.0, 9.0, 1),
         StepEvent(0.25, 4 * sigma, 8),
         StepEvent(1.0, 8.0, 1),
@@ -433,8 +435,8 @@ def test_both_histograms_of_values_are_paid_for(monkeypatch, tmp_path):
     """A record is in one bin of each: deviation sqrt(2) h, for an event of h."""
     drawn, path = Drawn(monkeypatch), tmp_path / "ledger.jsonl"
     clipwise.fit(network(out=1), values(), ledger=path, **SHORT)
-    assert drawn.shapes[1] == 2 * rule.BINS
-    assert drawn.stds[1] == pytest.approx(math.sqrt(2) * PLAN.histogram_noise)
+    assert drawn.shapes[3] == 2 * rule.BINS
+    assert drawn.stds[3] == pytest.approx(math.sqrt(2) * PLAN.histogram_noise)
     assert PLAN.histogram_noise in {event.noise_multiplier for event in Ledger.read(path).events()}
 
 
@@ -481,7 +483,7 @@ def test_killed_while_it_races_it_begins_again_and_pays_again(monkeypatch, tmp_p
         clipwise.fit(model, records(), ledger=path, **SHORT)
     assert torch.equal(weights(model), first)
     lost = sum(e.count for e in Ledger.read(path).events())
-    assert lost == 2 + 3 * PLAN.rounds[0].steps
+    assert lost == 4 + 3 * PLAN.rounds[0].steps
     again = clipwise.fit(model, records(), ledger=path, **SHORT)
     plainly = clipwise.fit(network(), records(), **SHORT)
     assert sum(e.count for e in Ledger.read(path).events()) == lost + MEASURED + 20
@@ -543,7 +545,13 @@ def test_what_was_found_is_on_record(tmp_path):
     opened = [line["run"] for line in lines if line["kind"] == "open"]
     assert opened[-1]["method_options"]["rate"] == done.method.rate
     notes = [line["note"]["release"] for line in lines if line["kind"] == "steps" and line["note"]]
-    assert [note.split()[0] for note in notes] == ["histogram", "histogram", *["scores"] * len(PLAN.rounds)]
+    assert [note.split()[0] for note in notes] == [
+        "histogram",
+        "sum",
+        "histogram",
+        "histogram",
+        *["scores"] * len(PLAN.rounds),
+    ]
 
 
 # -- losses
@@ -786,13 +794,13 @@ def test_badly_scaled_inputs_are_trained_on_as_well(factor, scale):
 
 def test_a_scale_in_the_weights_is_the_scale_of_the_inputs_bit_for_bit():
     model, x = network(), torch.randn(20, 6)
-    scaled = Scaled(model, "0", 2.0**-10)
+    scaled = Seen(model, "0", 2.0**-10)
     out = model(x)
     assert not torch.equal(out, network()(x))
     scaled.fold()
     scaled.fold()
     assert torch.equal(model(x), out)
-    with scaled_inputs(model, "0", 4.0):
+    with seen_inputs(model, "0", 4.0):
         assert not torch.equal(model(x), out)
     assert torch.equal(model(x), out)
 
@@ -801,7 +809,7 @@ def test_a_scale_in_the_weights_is_the_scale_of_the_inputs_bit_for_bit():
 def test_weights_saved_in_the_middle_take_inputs_as_they_are(assign):
     """In another model, in the same one, and after the scale is in its weights; what was saved is not touched by a load."""
     model, fresh, x = network(), network(), torch.randn(20, 6)
-    scaled = Scaled(model, "0", 64.0)
+    scaled = Seen(model, "0", 64.0)
     out, kept = model(x), model.state_dict()
     assert torch.equal(kept["0.weight"], 64 * model[0].weight)
     fresh.load_state_dict(kept)
