@@ -90,6 +90,9 @@ class Run:
         self.world = World.here(next(iter(parameters.values())).device)
         self.model, facts = model, _facts(loader, parameters, optimizer, after)
         self._notes, self._kept_in = list[str](), set[Path]()
+        self.input_mean: Tensor | None = (
+            None  # that an automatic run found: what the first layer's inputs are seen less of
+        )
         self.automatic: list[str] = []  # what was found or chosen by rule, in words for the statement
         self.resumed, self._prepared = resume is not None, tuple(prepared)
         engine = self._engine(parameters, loss_reduction, loss_declared, batch_dim, notify)

@@ -16,13 +16,14 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import clipwise
 from clipwise.accounting import Ledger, StepEvent, epsilon
+from clipwise.automatic import prepare as prepare_room
 from clipwise.automatic import race, rule
 from clipwise.automatic.choice import Stated, choose
-from clipwise.automatic.inputs import Scaled, first_layer, scaled_inputs
+from clipwise.automatic.inputs import Seen, first_layer, seen_inputs
 from clipwise.automatic.inputs import _histogram as sizes
 from clipwise.automatic.measure import histogram, one_a_row
 from clipwise.automatic.prepare import phases, prepare
-from clipwise.automatic.task import inferred, is_linear, of_batches, of_outputs
+from clipwise.automatic.task import inferred, is_linear, of_batches, of_outputs, probability
 from clipwise.keystream import Key
 from clipwise.loop.keeping import Keeping
 from clipwise.losses import make_loss
@@ -34,7 +35,7 @@ from clipwise.run import Run
 RECORDS, LENGTH = 400, {"epochs": 5, "expected_batch_size": 100}  # 20 steps
 PLAN = rule.measuring(rule.gaussian_mu(3.0, 1e-5), 20, RECORDS)
 RACED = sum(each.rates * each.steps for each in PLAN.rounds)
-MEASURED = 2 + RACED + len(PLAN.rounds)  # histograms, steps of the race, scores
+MEASURED = 4 + RACED + len(PLAN.rounds)  # histograms, steps of the race, scores
 SHORT = {"epsilon": 3.0, "delta": 1e-5, "method": "auto", "seed": 1, **LENGTH}
 
 
@@ -88,12 +89,13 @@ def test_all_of_it_is_inside_the_target(accountant, tmp_path):
 
 
 def test_noise_and_charges_are_the_same_events(monkeypatch, tmp_path):
-    """By hand: std 1 x h for each histogram, k sigma for steps of a round, sqrt(rates) x s for its scores, sigma for the rest."""
+    """By hand: std 1 x h for each histogram, the length of a record x h for the sum of inputs, k sigma for steps of a round, sqrt(rates) x s for its scores, sigma for the rest."""
     drawn = Drawn(monkeypatch)
     done = clipwise.fit(network(), records(), ledger=tmp_path / "ledger.jsonl", **SHORT)
     sigma = done.noise_multiplier
-    by_hand = [PLAN.input_noise, PLAN.histogram_noise]
-    expected = [(1.0, noise, 1) for noise in by_hand]
+    looks = [PLAN.input_noise, PLAN.centre_noise, PLAN.input_noise, PLAN.histogram_noise]
+    expected = [(1.0, noise, 1) for noise in looks]
+    by_hand = [looks[0], math.sqrt(6) * looks[1], *looks[2:]]  # each of 6 inputs is cut to a length of sqrt(6)
     for rates, steps, noise, scores, part in PLAN.rounds:
         by_hand += [noise * sigma] * (rates * steps) + [math.sqrt(rates) * scores]
         expected += [(0.25 * part, noise * sigma, rates * steps), (1.0, scores, 1)]
@@ -117,7 +119,7 @@ def test_with_a_schedule_of_the_noise_the_race_stays_at_its_own(monkeypatch, tmp
     sigma = done.noise_multiplier
     first = PLAN.rounds[0]
     raced = first.rates * first.steps
-    assert drawn.stds[2 : 2 + raced] == pytest.approx([first.noise * sigma] * raced)
+    assert drawn.stds[4 : 4 + raced] == pytest.approx([first.noise * sigma] * raced)
     assert drawn.stds[MEASURED:] == pytest.approx([sigma] * 8 + [sigma / math.sqrt(2)] * 8 + [sigma / 2] * 4)
     assert 2.98 < done.epsilon <= 3.0
 
@@ -200,6 +202,24 @@ def test_scores_are_bounded_whatever_the_task_says():
         one_a_row(wild.sum(), 6)
 
 
+def test_the_score_of_a_class_is_its_probability_in_whatever_unit_the_loss_is():
+    output, target = torch.tensor([[0.0, math.log(3.0)], [5.0, 5.0], [0.0, 0.0]]), torch.tensor([1, 0, -100])
+    assert probability(output, target).tolist() == pytest.approx([0.75, 0.5, 0])
+    places = probability(output.T[None], torch.tensor([[1, 0, 1]]))  # one row of three places
+    assert places.tolist() == pytest.approx([(0.75 + 0.5 + 0.5) / 3])
+    loader, model = DataLoader(records(), batch_size=50), network()
+    batch = next(iter(loader))
+    plain, scaled = (
+        of_outputs(
+            model, lambda out, y, unit=unit: unit * nn.functional.cross_entropy(out, y, reduction="none"), loader
+        )
+        for unit in (1, 10)
+    )
+    assert plain.score == scaled.score == "probability"
+    assert torch.equal(plain.right(batch), scaled.right(batch))
+    assert plain.right(batch).tolist() == pytest.approx((-plain.row_losses(batch)).exp().tolist(), rel=1e-5)
+
+
 def prepared(model, **options):
     loader = DataLoader(records(), batch_size=50)
     mechanism = Mechanism(**{**SHORT, **options})
@@ -243,9 +263,9 @@ def test_the_race_runs_each_rate_from_the_first_weights(monkeypatch):
     assert found.measured.epsilon() < 3.0
 
 
-@pytest.mark.parametrize(("sampling", "rate"), [("poisson", 0.25 / 3), ("fixed-size", 33 / 400)])
+@pytest.mark.parametrize(("sampling", "rate"), [("poisson", 0.25 / 6), ("fixed-size", 17 / 400)])
 def test_batches_of_the_race_are_drawn_at_the_rate_that_is_charged(monkeypatch, sampling, rate):
-    """A third of the training's; a whole number of records where each batch has the same."""
+    """A sixth of the training's; a whole number of records where each batch has the same."""
     drawn = Counter()
     kind = SAMPLING[sampling].sampler
     plain = kind.draw
@@ -254,7 +274,7 @@ def test_batches_of_the_race_are_drawn_at_the_rate_that_is_charged(monkeypatch, 
     )
     found = prepared(network(), sampling=sampling)
     charged = {e.sample_rate: e.count for e in found.measured.ledger.events() if e.sample_rate < 1}
-    assert charged == {rate: 25}
+    assert charged == {rate: 50}
     assert {rate: count for rate, count in drawn.items() if rate < 1} == charged
 
 
@@ -262,7 +282,7 @@ def test_rounds_are_data(monkeypatch):
     """Two rounds, the second with fewer rates and other noise: events, charges and results follow."""
 
     def measuring(_mu, _steps, _records):
-        return rule.Measuring(1.0, 11.0, 9.0, (rule.Round(4, 2, 4.0, 8.0), rule.Round(2, 3, 2.0, 7.0)))
+        return rule.Measuring(1.0, 11.0, 13.0, 9.0, (rule.Round(4, 2, 4.0, 8.0), rule.Round(2, 3, 2.0, 7.0)))
 
     asked = []
 
@@ -277,6 +297,7 @@ def test_rounds_are_data(monkeypatch):
     assert asked == [0, 1]
     assert set(found.measured.ledger.events()) == {
         StepEvent(1.0, 11.0, 1),
+        StepEvent(1.0, 13.0, 1),
         StepEvent(1.0, 9.0, 1),
         StepEvent(0.25, 4 * sigma, 8),
         StepEvent(1.0, 8.0, 1),
@@ -368,9 +389,22 @@ def test_a_threshold_that_is_stated_clips_at_it(tmp_path):
     assert done.method_state.threshold == 0.5
 
 
-def test_gradients_of_values_keep_their_sizes_below_the_released_median():
+@pytest.mark.parametrize("left", [0.0, 1.0])
+def test_what_the_race_left_of_the_losses_decides_whether_gradients_of_values_keep_their_sizes(monkeypatch, left):
+    asked, raced = [], []
+    plain = race.race
+    monkeypatch.setattr(rule, "left_over", lambda *of: asked.append(of) or left)
+    monkeypatch.setattr(prepare_room, "race", lambda run, *more: raced.append(run.stepper.plan) or plain(run, *more))
     done = clipwise.fit(network(out=1), values(), **SHORT)
-    assert done.method.gamma == rule.gamma_for("values", done.method.median_norm, RECORDS * PLAN.mu)
+    median = done.method.median_norm
+    assert done.method.gamma == rule.gamma_for("values", median, RECORDS * PLAN.mu, left)
+    assert raced[0].method.gamma == rule.gamma_for("values", median, RECORDS * PLAN.mu)
+    ((counts, std, typical, best),) = asked
+    assert len(counts) == rule.BINS
+    assert min(counts) < 0  # with its noise
+    assert std == pytest.approx(math.sqrt(2) * PLAN.histogram_noise)
+    assert f"typical loss there: {typical:.3g}" in "\n".join(done.statement.automatic)
+    assert f"{best:.1%}" in "\n".join(done.statement.automatic)
     assert "squared-error" in "\n".join(done.statement.automatic)
 
 
@@ -401,8 +435,8 @@ def test_both_histograms_of_values_are_paid_for(monkeypatch, tmp_path):
     """A record is in one bin of each: deviation sqrt(2) h, for an event of h."""
     drawn, path = Drawn(monkeypatch), tmp_path / "ledger.jsonl"
     clipwise.fit(network(out=1), values(), ledger=path, **SHORT)
-    assert drawn.shapes[1] == 2 * rule.BINS
-    assert drawn.stds[1] == pytest.approx(math.sqrt(2) * PLAN.histogram_noise)
+    assert drawn.shapes[3] == 2 * rule.BINS
+    assert drawn.stds[3] == pytest.approx(math.sqrt(2) * PLAN.histogram_noise)
     assert PLAN.histogram_noise in {event.noise_multiplier for event in Ledger.read(path).events()}
 
 
@@ -449,7 +483,7 @@ def test_killed_while_it_races_it_begins_again_and_pays_again(monkeypatch, tmp_p
         clipwise.fit(model, records(), ledger=path, **SHORT)
     assert torch.equal(weights(model), first)
     lost = sum(e.count for e in Ledger.read(path).events())
-    assert lost == 2 + 3 * PLAN.rounds[0].steps
+    assert lost == 4 + 3 * PLAN.rounds[0].steps
     again = clipwise.fit(model, records(), ledger=path, **SHORT)
     plainly = clipwise.fit(network(), records(), **SHORT)
     assert sum(e.count for e in Ledger.read(path).events()) == lost + MEASURED + 20
@@ -511,7 +545,13 @@ def test_what_was_found_is_on_record(tmp_path):
     opened = [line["run"] for line in lines if line["kind"] == "open"]
     assert opened[-1]["method_options"]["rate"] == done.method.rate
     notes = [line["note"]["release"] for line in lines if line["kind"] == "steps" and line["note"]]
-    assert [note.split()[0] for note in notes] == ["histogram", "histogram", *["scores"] * len(PLAN.rounds)]
+    assert [note.split()[0] for note in notes] == [
+        "histogram",
+        "sum",
+        "histogram",
+        "histogram",
+        *["scores"] * len(PLAN.rounds),
+    ]
 
 
 # -- losses
@@ -754,13 +794,13 @@ def test_badly_scaled_inputs_are_trained_on_as_well(factor, scale):
 
 def test_a_scale_in_the_weights_is_the_scale_of_the_inputs_bit_for_bit():
     model, x = network(), torch.randn(20, 6)
-    scaled = Scaled(model, "0", 2.0**-10)
+    scaled = Seen(model, "0", 2.0**-10)
     out = model(x)
     assert not torch.equal(out, network()(x))
     scaled.fold()
     scaled.fold()
     assert torch.equal(model(x), out)
-    with scaled_inputs(model, "0", 4.0):
+    with seen_inputs(model, "0", 4.0):
         assert not torch.equal(model(x), out)
     assert torch.equal(model(x), out)
 
@@ -769,7 +809,7 @@ def test_a_scale_in_the_weights_is_the_scale_of_the_inputs_bit_for_bit():
 def test_weights_saved_in_the_middle_take_inputs_as_they_are(assign):
     """In another model, in the same one, and after the scale is in its weights; what was saved is not touched by a load."""
     model, fresh, x = network(), network(), torch.randn(20, 6)
-    scaled = Scaled(model, "0", 64.0)
+    scaled = Seen(model, "0", 64.0)
     out, kept = model(x), model.state_dict()
     assert torch.equal(kept["0.weight"], 64 * model[0].weight)
     fresh.load_state_dict(kept)

@@ -29,6 +29,8 @@ class Look(NamedTuple):
 
     median_norm: float | None  # J
     typical_loss: float | None = None  # where the model learns values
+    losses: tuple[float, ...] = ()  # the noised histogram of them, there
+    noise_std: float = 0.0  # of each of its counts
 
 
 def first_look(run: Run, task: Task, event: Event) -> Look:
@@ -41,7 +43,12 @@ def first_look(run: Run, task: Task, event: Event) -> Look:
     noised = run.release(torch.cat(histograms), event, l2_bound=bound, what=what)
     std = event.noise_multiplier * bound
     norms, *losses = (counts.tolist() for counts in noised.split(rule.BINS))
-    return Look(rule.quantile(norms, std, rule.NORMS), *(rule.typical_loss(counts, std) for counts in losses))
+    look = Look(rule.quantile(norms, std, rule.NORMS))
+    return (
+        look._replace(typical_loss=rule.typical_loss(losses[0], std), losses=tuple(losses[0]), noise_std=std)
+        if losses
+        else look
+    )
 
 
 def _of_norms(run: Run, task: Task) -> Tensor:

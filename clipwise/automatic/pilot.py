@@ -15,7 +15,7 @@ from torch.optim import SGD, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSpr
 
 from clipwise import guards
 from clipwise.automatic import rule
-from clipwise.automatic.inputs import Scaled
+from clipwise.automatic.inputs import Seen
 from clipwise.optim import WeightAverage
 from clipwise.run import Run
 from clipwise.types import BadArgument
@@ -27,21 +27,22 @@ _NORMALISING = (Adam, AdamW, NAdam, RAdam, Adamax, RMSprop)
 class Pilot:
     """Sets the rate of an optimizer before each of its steps."""
 
-    def __init__(self, run: Run, optimizer: Optimizer, average: WeightAverage, rate: float, scaled: Scaled):
+    def __init__(self, run: Run, optimizer: Optimizer, average: WeightAverage, rate: float, seen: Seen):
         check_optimizer(optimizer)
         self._run, self._optimizer, self._average = run, optimizer, average
         self._rate, self.rise = rate, 0.0
         self._hook = optimizer.register_step_pre_hook(lambda *_: self._set_rate())
-        self._concluded, self._scaled = False, scaled
+        self._concluded, self._seen = False, seen
         run.on_close(self._hook.remove)
         run.on_close(self.conclude)
         self._write(rate)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"rate": self._rate, "rise": self.rise}
+        return {"rate": self._rate, "rise": self.rise, "inputs": self._seen.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._rate, self.rise = float(state["rate"]), float(state["rise"])
+        self._seen.load_state_dict(state.get("inputs", {}))
 
     @torch.no_grad()
     def _set_rate(self) -> None:
@@ -82,7 +83,7 @@ class Pilot:
     def conclude(self) -> None:
         """The weights that are released take inputs as they are. Of a run that took all of its steps, say once what held it back: from
         released and public values alone."""
-        self._scaled.fold()
+        self._seen.fold()
         plan, signal = self._run.plan, self.signal()
         if (
             plan.private

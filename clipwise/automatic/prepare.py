@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from clipwise import guards, modes, plans
 from clipwise.automatic import rule
 from clipwise.automatic.choice import Choice
-from clipwise.automatic.inputs import Scaled, first_layer, found_scale, scaled_inputs
+from clipwise.automatic.inputs import Seen, can_be_centred, first_layer, found_centre, found_scale, seen_inputs
 from clipwise.automatic.measure import Look, first_look
 from clipwise.automatic.pilot import Pilot, adam, check_optimizer
 from clipwise.automatic.race import race
@@ -48,6 +48,7 @@ class Prepared(NamedTuple):
     mechanism: Mechanism  # whose method holds what was found
     measured: Run  # closed; the training follows it
     said: tuple[str, ...]
+    input_mean: Tensor | None  # what the first layer's inputs are seen less of; kept with checkpoints
 
 
 def phases(mechanism: Mechanism, facts: Facts) -> tuple[Phase, ...]:
@@ -55,6 +56,8 @@ def phases(mechanism: Mechanism, facts: Facts) -> tuple[Phase, ...]:
     plan = _measuring(mechanism, facts)
     found = [
         Phase("histogram of input sizes", plan.input_noise),
+        Phase("sum of inputs", plan.centre_noise),
+        Phase("histogram of centred sizes", plan.input_noise),
         Phase("histogram of gradient norms", plan.histogram_noise),
     ]
     for number, each in enumerate(plan.rounds, 1):
@@ -83,6 +86,7 @@ def _measuring(mechanism: Mechanism, facts: Facts) -> rule.Measuring:
 def prepare(model: nn.Module, loader: DataLoader[Any], choice: Choice, task: Task, **of_run: Any) -> Prepared:
     """Measure, and find the rate. `of_run` are arguments of `Run` that the training will have too."""
     optimizer, layer = adam(model.parameters()), first_layer(unwrapped(model), task, loader)
+    centred = layer if can_be_centred(unwrapped(model), task, loader, layer) else None
     run = Run(model, optimizer, loader, choice.mechanism, choice.performance, before=phases, **of_run)
     try:
         measuring = _measuring(run.mechanism, run.facts)
@@ -91,21 +95,30 @@ def prepare(model: nn.Module, loader: DataLoader[Any], choice: Choice, task: Tas
             modes.to_training(model)
             run.engine.install()
             scale = 1.0 if layer is None else found_scale(run, task, layer, events[0])
-            with scaled_inputs(run.model, layer, scale):
-                look = first_look(run, task, events[1])
+            mean = None
+            if centred is not None:
+                scale, mean = found_centre(run, task, centred, scale, events[1:3])
+            with seen_inputs(run.model, layer, scale, mean):
+                look = first_look(run, task, events[3])
                 if layer is None:  # nothing to look at, but planned for; charged once all records have gone through
                     found_scale(run, task, None, events[0])
-                method = _clipping(run.plan.method, task, look.median_norm, run.facts.records * measuring.mu)
+                if centred is None:
+                    found_centre(run, task, None, scale, events[1:3])
+                worth, asked = run.facts.records * measuring.mu, run.plan.method
+                method = _clipping(asked, task, look.median_norm, worth)
                 run.stepper.plan = dataclasses.replace(run.plan, method=method)
-                results = race(run, optimizer, task, measuring, look, events[2:])
+                results = race(run, optimizer, task, measuring, look, events[4:])
     finally:
         run.close()
-    rate = rule.chosen_rate(results, run.facts.records)
+    rate = rule.chosen_rate(results, run.facts.records, task.score)
+    best = max(results[-1].scores) / run.facts.records
+    left = rule.left_over(look.losses, look.noise_std, look.typical_loss, best) if look.losses else 1.0
+    method = _clipping(asked, task, look.median_norm, worth, left)
     found = dataclasses.replace(method, rate=rate, median_norm=look.median_norm)
-    if scale != 1:
+    if scale != 1 or mean is not None:
         found = dataclasses.replace(found, input_scale=scale, input_layer=layer)
     mechanism = choice.mechanism.model_copy(update={"method": found, "method_options": {}})
-    return Prepared(mechanism, run, _said(run, found, task, look, measuring, results))
+    return Prepared(mechanism, run, _said(run, found, mean, task, look, measuring, results), mean)
 
 
 def found_before(folder: str | Path, mechanism: Mechanism) -> Mechanism:
@@ -134,11 +147,12 @@ def said_again(run: Run) -> tuple[str, ...]:
     )
 
 
-def _clipping(method: Any, task: Task, median: float | None, worth: float) -> Auto:
+def _clipping(method: Any, task: Task, median: float | None, worth: float, left: float = 0.0) -> Auto:
+    """The method of the race, or, where it is known what that has left of the losses, of the training."""
     if not isinstance(method, Auto):
         raise ClipwiseError(f"method {method.name!r} finds no rate")
     stated = method.threshold is not None or method.gamma is not None
-    return method if stated else dataclasses.replace(method, gamma=rule.gamma_for(task.kind, median, worth))
+    return method if stated else dataclasses.replace(method, gamma=rule.gamma_for(task.kind, median, worth, left))
 
 
 @contextmanager
@@ -158,7 +172,13 @@ def _as_it_was(model: nn.Module) -> Iterator[None]:
 
 
 def _said(
-    run: Run, found: Auto, task: Task, look: Look, measuring: rule.Measuring, results: list[rule.Result]
+    run: Run,
+    found: Auto,
+    mean: Tensor | None,
+    task: Task,
+    look: Look,
+    measuring: rule.Measuring,
+    results: list[rule.Result],
 ) -> tuple[str, ...]:
     records, plan = run.facts.records, run.plan
     said = [
@@ -170,7 +190,7 @@ def _said(
         + (f"; a typical loss there: {_shown(look.typical_loss)}" if task.kind == "values" else ""),
         "clipping: " + _clips(found),
         task.said,
-        *_scaled(found),
+        *(_scaled(found) if mean is None else _centred(found, mean)),
         _cost(run),
     ]
     few = rule.too_few(measuring, records)
@@ -208,6 +228,13 @@ def _scaled(found: Auto) -> list[str]:
     ]
 
 
+def _centred(found: Auto, mean: Tensor) -> list[str]:
+    return [
+        f"inputs have a mean: those of the first layer ({found.input_layer or 'the model itself'!r}) are multiplied by {found.input_scale:g} in training, and a noised mean "
+        f"of length {float(mean.norm()):.3g} is subtracted from them; at its end both go into its weights: the model that is released takes inputs as they are"
+    ]
+
+
 def _clips(found: Auto) -> str:
     if found.threshold is not None:
         return f"at norm {found.threshold:.4g}"
@@ -236,18 +263,19 @@ def begin(
 ) -> Run:
     """The run that trains, after what had to be measured for it. `task` is asked for only where something is."""
     guards.trainable_parameters(unwrapped(model), optimizer)  # what the training would refuse, before anything is spent
-    mechanism, said = choice.mechanism, choice.said
+    mechanism, said, mean = choice.mechanism, choice.said, None
     more: dict[str, Any] = {"earlier": earlier, "resume": resume}
     if choice.finds_rate:
         check_optimizer(optimizer)
         more["before"] = phases
         if resume is None:
             prepared = prepare(model, loader, choice, task(), ledger=ledger, earlier=earlier, **of_run)
-            mechanism, said = prepared.mechanism, (*said, *prepared.said)
+            mechanism, said, mean = prepared.mechanism, (*said, *prepared.said), prepared.input_mean
             more = {"follows": prepared.measured}  # whose ledger holds the earlier ones
         else:
             mechanism = found_before(resume, mechanism)
     run = Run(model, optimizer, loader, mechanism, choice.performance, ledger=ledger, **more, **of_run)
+    run.input_mean = mean
     run.automatic += [*said, *(said_again(run) if choice.finds_rate and resume is not None else ())]
     return run
 
@@ -263,4 +291,6 @@ def accompany(
     found = method.rate if choice.finds_rate and isinstance(method, Auto) else None
     if found is None or not isinstance(method, Auto):
         return average, None
-    return average, Pilot(run, optimizer, average, found, Scaled(run.model, method.input_layer, method.input_scale))
+    return average, Pilot(
+        run, optimizer, average, found, Seen(run.model, method.input_layer, method.input_scale, run.input_mean)
+    )

@@ -33,7 +33,9 @@ def race(
 ) -> list[rule.Result]:
     """All rounds; `events` has two for each, its steps and its scores, as the plan has them."""
     plan, batches, results = run.plan, run.batches, list[rule.Result]()
-    middle = rule.first_guess(*look, plan.steps or 0, kind=task.kind, linear=task.linear, made=task.made_norm)
+    middle = rule.first_guess(
+        look.median_norm, look.typical_loss, plan.steps or 0, kind=task.kind, linear=task.linear, made=task.made_norm
+    )
     first = {name: value.clone() for name, value in run.model.state_dict().items()}
     for each, steps, scores in zip(measuring.rounds, events[::2], events[1::2], strict=True):
         rates = rule.race_rates(measuring, middle, results)

@@ -80,8 +80,29 @@ def guess(norm, loss, steps, **how):
 def test_gradients_of_values_keep_more_of_their_sizes_the_more_records_there_are():
     assert rule.gamma_for("classes", 3.0, 1e6) is None
     assert rule.gamma_for("values", None, 1e6) is None
-    assert rule.gamma_for("values", 3.0, 1e6) == rule.GAMMA_OVER_MEDIAN * 3.0
-    assert rule.gamma_for("values", 3.0, rule.WORTH / 100) == pytest.approx(rule.GAMMA_OVER_MEDIAN * 0.03)
+    assert rule.gamma_for("values", 3.0, 1e6, 1.0) == rule.GAMMA_OVER_MEDIAN * 3.0
+    assert rule.gamma_for("values", 3.0, rule.WORTH / 100, 1.0) == pytest.approx(rule.GAMMA_OVER_MEDIAN * 0.03)
+
+
+def test_gradients_of_values_that_a_model_explains_do_not_keep_their_sizes():
+    least, most = rule.GAMMA_LEAST * 3.0, rule.GAMMA_OVER_MEDIAN * 3.0
+    low, high = rule.STAYS
+    found = [rule.gamma_for("values", 3.0, 1e6, left) for left in (0.0, low, (low + high) / 2, high)]
+    assert found == pytest.approx([least, least, most / 2, most])
+    assert rule.gamma_for("classes", 3.0, 1e6, 1.0) is None
+
+
+def test_what_a_race_left_of_the_losses_is_read_from_its_score():
+    """By hand, all losses in one bin of middle 0.25 sqrt(2): l is half of what four of five are below."""
+    counts = [0.0] * rule.BINS
+    (place,) = rule.histogram_place(torch.tensor([0.3]), rule.LOSSES).tolist()
+    counts[place] = 1000.0
+    loss, typical = 0.25 * math.sqrt(2), 0.18
+    for left in (0.8, 0.3, 0.05):
+        assert rule.left_over(counts, 10.0, typical, typical / (typical + left * loss)) == pytest.approx(left, abs=1e-3)
+    assert rule.left_over(counts, 10.0, typical, 0.01) == 1.0  # worse than at the first weights
+    assert rule.left_over(counts, 10.0, typical, 1.02) == 0.0  # noise
+    assert rule.left_over([0.0] * rule.BINS, 10.0, typical, 0.5) == rule.left_over(counts, 10.0, None, 0.5) == 1.0
 
 
 def test_a_spike_of_targets_that_are_right_from_the_start_does_not_set_the_unit():
@@ -166,21 +187,27 @@ def test_one_sentence_says_what_held_the_run_back(signal, rise, said):
 
 def test_the_rate_follows_the_scores_and_without_them_stays_in_the_middle():
     rates = (0.01, 0.02, 0.04)
-    flat = rule.chosen_rate([rule.Result(rates, (50.0, 50.0, 50.0), 1.0)], 1000)
-    assert flat == pytest.approx(rule.FACTOR * 0.02)
-    low, high = (rule.chosen_rate([rule.Result(rates, s, 1.0)], 1000) for s in ((900, 10, 10), (10, 10, 900)))
-    assert low == pytest.approx(rule.FACTOR * 0.01, rel=1e-3)
-    assert high == pytest.approx(rule.FACTOR * 0.04, rel=1e-3)
-    drowned = rule.chosen_rate([rule.Result(rates, (10, 10, 900), 1e6)], 1000)
+    flat = rule.chosen_rate([rule.Result(rates, (50.0, 50.0, 50.0), 1.0)], 1000, "right")
+    assert flat == pytest.approx(rule.FACTORS["right"] * 0.02)
+    low, high = (rule.chosen_rate([rule.Result(rates, s, 1.0)], 1000, "right") for s in ((900, 10, 10), (10, 10, 900)))
+    assert low == pytest.approx(rule.FACTORS["right"] * 0.01, rel=1e-3)
+    assert high == pytest.approx(rule.FACTORS["right"] * 0.04, rel=1e-3)
+    drowned = rule.chosen_rate([rule.Result(rates, (10, 10, 900), 1e6)], 1000, "right")
     assert drowned == pytest.approx(flat, rel=1e-2)
+
+
+def test_what_scores_count_decides_how_far_below_its_winner_a_run_begins():
+    result = rule.Result((0.01, 0.02, 0.04), (50.0, 50.0, 50.0), 1.0)
+    found = {by: rule.chosen_rate([result], 1000, by) / 0.02 for by in rule.FACTORS}
+    assert found == pytest.approx(rule.FACTORS)
 
 
 def test_rates_that_are_certainly_worse_do_not_count():
     """Ten hidden layers: five scores of which one is right, and a mean over all of them that was a third too high."""
     rates = (0.01, 0.02, 0.04, 0.08, 0.16)
-    found = rule.chosen_rate([rule.Result(rates, (100, 300, 80, 90, 100), 24.0)], 1000)
-    assert found == pytest.approx(rule.FACTOR * 0.02)
-    unsure = rule.chosen_rate([rule.Result(rates, (100, 300, 80, 90, 100), 60.0)], 1000)
+    found = rule.chosen_rate([rule.Result(rates, (100, 300, 80, 90, 100), 24.0)], 1000, "values")
+    assert found == pytest.approx(rule.FACTORS["values"] * 0.02)
+    unsure = rule.chosen_rate([rule.Result(rates, (100, 300, 80, 90, 100), 60.0)], 1000, "values")
     assert unsure > 1.1 * found
 
 

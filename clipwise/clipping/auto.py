@@ -4,8 +4,8 @@
 
 The learning rate is found before training (a histogram of norms and a short race, both with noise and charged in the same
 budget), corrected late in the run from released values, and the average of the weights is what is released: see
-clipwise/automatic. Where the model learns values instead of classes gamma is twice the released median of the norms, because
-normalised gradients of a squared loss fit the median of the targets and not their mean.
+clipwise/automatic. Where the model learns values instead of classes and leaves most of their losses, gamma is up to twice the released median of
+the norms, because normalised gradients of a squared loss fit the median of the targets and not their mean.
 
 Guarantee: weight * norm <= C (1 without a threshold) for every norm. No side query, no state that moves. What was found is
 released before it comes here.
@@ -43,7 +43,7 @@ class Auto(Method):
 
     threshold: float | None = option(None, "clip at this norm; by default gradients are scaled to length 1")
     gamma: float | None = option(
-        None, "added to the norm; by default 0.01, and for values twice the median norm that was found"
+        None, "added to the norm; by default 0.01, and for values 0.01 to 2 times the median norm that was found"
     )
     rate: float | None = option(None, "found: Adam's learning rate at the start; lr= states one")
     median_norm: float | None = option(None, "found: median of the gradients' norms at the first weights")
