@@ -81,7 +81,7 @@ _CHECKS: tuple[tuple[str, Any, str], ...] = (
     ("gradients", bookkeeping.Bookkeeping, "_refuse_gradient"),
     ("p.grad", HeldBack, "put take clear"),
     ("state", Watch, "begin check end"),
-    ("state", Members, "__init__ unchanged same_structure modes"),
+    ("state", Members, "__init__ same_tensors same_structure modes"),
     ("parameters", dropin.Private, "_refuse_changed_parameters"),
     ("parameters", bookkeeping.Bookkeeping, "_refuse_changed_model"),
     ("process", guards.Whereabouts, "begin end refuse_elsewhere"),

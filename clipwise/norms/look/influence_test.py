@@ -577,3 +577,23 @@ def test_a_write_past_the_version_counter_is_seen_at_the_end_of_the_epoch():
     engine.begin_epoch()
     recorded(engine, model, torch.randn(6, WIDTH))
     engine.end_epoch()
+
+
+def test_a_picture_of_one_channel_is_not_run_twice_where_it_has_no_second_half():
+    class Seen(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Conv2d(1, 2, 3)
+
+        def forward(self, x):
+            seen.append(x.detach().clone())
+            return self.layer(x).flatten(1)
+
+    seen = []
+    model = Seen()
+    engine = installed(model)
+    recorded(engine, model, torch.randn(4, 1, 5, 5))
+    engine.remove()
+    same = [x for x in seen if len(x) == 3 and torch.equal(x[0], x[1]) and torch.equal(x[1], x[2])]
+    assert len(same) == 2  # of each record once
+    assert not torch.equal(*same)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from clipwise.norms.loss.certificate import Certificate, Kept
 from clipwise.norms.loss.graph import Edge, Reached, Row, Walk, reach, walk
-from clipwise.norms.loss.roots import Opened, run_unseen
+from clipwise.norms.loss.roots import OF_GRAD, Opened, run_unseen
 from clipwise.norms.loss.rowwise import foreseen, mixing_layer
 from clipwise.norms.loss.rules.state import (
     ClassWeights,
@@ -44,10 +44,6 @@ REMEDIES = (
     "Give one loss a row to private.backward(losses) (reduction='none'); or take a loss from clipwise.losses; or, if you know that the "
     'loss is a {reduction} of one term a row that depends on that record alone, attach(..., loss_declared="row-wise"), which the '
     "privacy statement then quotes as your word"
-)
-_OF_GRAD = (
-    "This was a call of torch.autograd.grad: gradients that are not trained on (adversarial examples, pictures) belong into a block of "
-    "private.outside(); a gradient penalty would differentiate through clipping: instead of one, clamp the weights after optimizer.step()"
 )
 
 
@@ -81,7 +77,7 @@ def judged(roots: Sequence[Any], gradients: Sequence[Any], of_grad: bool) -> Ope
         except ClipwiseError as error:
             if not of_grad:
                 raise
-            raise type(error)(f"{error}. {_OF_GRAD}") from error
+            raise type(error)(f"{error}. {OF_GRAD}") from error
     return Opened(batches)
 
 
@@ -121,7 +117,7 @@ class LossProof:
         return True
 
     def _is_certified(self, batch: Any, root: Tensor, *, of_rows: bool) -> bool:
-        if batch.lengths or batch.rows == 1:
+        if batch.lengths or batch.rows == 1 or torch._C._len_torch_dispatch_stack():
             return False
         return self._certificates.hold(root, batch, of_rows=of_rows)
 
@@ -286,7 +282,10 @@ class LossProof:
 
     def _verify(self, batch: Any, signature: tuple[str, ...], values: list[Row], proved: Sequence[Any] | None) -> None:
         """`proved`: the roots of a graph that was."""
-        if signature in self._verified or self.dummy is None or not values:
+        known = (
+            signature in self._verified and not torch._C._len_torch_dispatch_stack()
+        )  # which may do other things now
+        if known or self.dummy is None or not values:
             return
         try:
             if proved and len(values) == 1:  # several may lie on one way: what comes to one comes to the next as well

@@ -19,6 +19,10 @@ from torch import Tensor
 from clipwise.norms.loss.marks import mark_hook
 from clipwise.types import LoopMisuse
 
+OF_GRAD = (
+    "This was a call of torch.autograd.grad: gradients that are not trained on (adversarial examples, pictures) belong into a block of "
+    "private.outside(); a gradient penalty would differentiate through clipping: instead of one, clamp the weights after optimizer.step()"
+)
 Judge = Callable[
     [Sequence[Any], Sequence[Any], bool], AbstractContextManager[Any]
 ]  # roots, their gradients, of autograd.grad
@@ -96,8 +100,16 @@ def watch(judge: Judge) -> None:
         original = _original = torch.autograd._engine_run_backward
 
         def run(roots: Sequence[Any], gradients: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-            with judge(roots, gradients, not kwargs.get("accumulate_grad", True)):
-                return original(roots, gradients, *args, **kwargs)
+            of_grad = not kwargs.get("accumulate_grad", True)
+            with judge(roots, gradients, of_grad):
+                try:
+                    return original(roots, gradients, *args, **kwargs)
+                except RuntimeError as error:
+                    if not (of_grad and _open and "used in the graph" in str(error)):
+                        raise
+                    raise LoopMisuse(
+                        f"no gradient of a parameter is there before optimizer.step(). {OF_GRAD}"
+                    ) from error
 
         torch.autograd._engine_run_backward = run  # type: ignore[assignment]
         Tensor.register_hook = _register_hook  # type: ignore[method-assign]

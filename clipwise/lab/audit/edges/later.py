@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from clipwise.dropin import Private
 from clipwise.lab.audit.edges.attack import CLASSES, WIDTH, attack
@@ -222,3 +225,39 @@ def _(private: Private, model: nn.Module, batch: Any) -> None:
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t - most if t.is_floating_point() else t):
         loss = _mean(model, batch)
     return loss.backward()
+
+
+class _Centring(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args = (args[0] - args[0].mean(0), *args[1:]) if func is F.linear else args
+        return func(*args, **(kwargs or {}))
+
+
+class _Mixing(TorchDispatchMode):
+    """Gradients of the loss, each with something of all the others."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        return out + 10 * out.sum(0) if "_log_softmax_backward" in str(func) else out
+
+
+@attack(_EDGE, "a mode of torch's around the call", steps=2)
+def _(private: Private, model: nn.Module, batch: Any) -> None:
+    with _Centring() if private.step else nullcontext():
+        out = model(batch[0])
+    private.backward(F.cross_entropy(out, batch[1], reduction="none"))
+
+
+@attack(_EDGE, "a mode of torch's around the backward pass", steps=3)
+def _(private: Private, model: nn.Module, batch: Any) -> None:
+    losses = F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+    with _Mixing() if private.step == 2 else nullcontext():
+        private.backward(losses)
+
+
+@attack(_EDGE, "a parameter's gradient asked for by autograd.grad")
+def _(private: Private, model: nn.Module, batch: Any) -> None:  # noqa: ARG001
+    for p, g in zip(
+        model.parameters(), torch.autograd.grad(_mean(model, batch), list(model.parameters())), strict=True
+    ):
+        p.grad = g
