@@ -243,7 +243,7 @@ def train_members(task, nets):
 
 
 RACE_AT = (16, 50, 100, 200)
-RACE_NOISES = (1.0, 2.0, 4.0)
+RACE_NOISES = (2.0,)
 
 
 def race_members(task, nets):
