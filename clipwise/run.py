@@ -55,6 +55,8 @@ Before = Callable[[Mechanism, Facts], tuple[Phase, ...]]
 class Run:
     """One run on one model. `state` is public: it depends on the data only through released values."""
 
+    input_mean: Tensor | None = None  # that an automatic run found: what the first layer's inputs are seen less of
+
     def __init__(
         self,
         model: nn.Module,
@@ -90,9 +92,6 @@ class Run:
         self.world = World.here(next(iter(parameters.values())).device)
         self.model, facts = model, _facts(loader, parameters, optimizer, after)
         self._notes, self._kept_in = list[str](), set[Path]()
-        self.input_mean: Tensor | None = (
-            None  # that an automatic run found: what the first layer's inputs are seen less of
-        )
         self.automatic: list[str] = []  # what was found or chosen by rule, in words for the statement
         self.resumed, self._prepared = resume is not None, tuple(prepared)
         engine = self._engine(parameters, loss_reduction, loss_declared, batch_dim, notify)

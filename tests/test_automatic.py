@@ -19,11 +19,12 @@ from clipwise.accounting import Ledger, StepEvent, epsilon
 from clipwise.automatic import prepare as prepare_room
 from clipwise.automatic import race, rule
 from clipwise.automatic.choice import Stated, choose
-from clipwise.automatic.inputs import Seen, first_layer, seen_inputs
+from clipwise.automatic.inputs import Seen, can_be_centred, first_layer, seen_inputs
+from clipwise.automatic.inputs import _cut_sum as cut_sum
 from clipwise.automatic.inputs import _histogram as sizes
 from clipwise.automatic.measure import histogram, one_a_row
 from clipwise.automatic.prepare import phases, prepare
-from clipwise.automatic.task import inferred, is_linear, of_batches, of_outputs, probability
+from clipwise.automatic.task import inferred, is_linear, of_batches, of_outputs
 from clipwise.keystream import Key
 from clipwise.loop.keeping import Keeping
 from clipwise.losses import make_loss
@@ -202,24 +203,6 @@ def test_scores_are_bounded_whatever_the_task_says():
         one_a_row(wild.sum(), 6)
 
 
-def test_the_score_of_a_class_is_its_probability_in_whatever_unit_the_loss_is():
-    output, target = torch.tensor([[0.0, math.log(3.0)], [5.0, 5.0], [0.0, 0.0]]), torch.tensor([1, 0, -100])
-    assert probability(output, target).tolist() == pytest.approx([0.75, 0.5, 0])
-    places = probability(output.T[None], torch.tensor([[1, 0, 1]]))  # one row of three places
-    assert places.tolist() == pytest.approx([(0.75 + 0.5 + 0.5) / 3])
-    loader, model = DataLoader(records(), batch_size=50), network()
-    batch = next(iter(loader))
-    plain, scaled = (
-        of_outputs(
-            model, lambda out, y, unit=unit: unit * nn.functional.cross_entropy(out, y, reduction="none"), loader
-        )
-        for unit in (1, 10)
-    )
-    assert plain.score == scaled.score == "probability"
-    assert torch.equal(plain.right(batch), scaled.right(batch))
-    assert plain.right(batch).tolist() == pytest.approx((-plain.row_losses(batch)).exp().tolist(), rel=1e-5)
-
-
 def prepared(model, **options):
     loader = DataLoader(records(), batch_size=50)
     mechanism = Mechanism(**{**SHORT, **options})
@@ -263,9 +246,9 @@ def test_the_race_runs_each_rate_from_the_first_weights(monkeypatch):
     assert found.measured.epsilon() < 3.0
 
 
-@pytest.mark.parametrize(("sampling", "rate"), [("poisson", 0.25 / 6), ("fixed-size", 17 / 400)])
+@pytest.mark.parametrize(("sampling", "rate"), [("poisson", 0.25 / 3), ("fixed-size", 33 / 400)])
 def test_batches_of_the_race_are_drawn_at_the_rate_that_is_charged(monkeypatch, sampling, rate):
-    """A sixth of the training's; a whole number of records where each batch has the same."""
+    """A third of the training's; a whole number of records where each batch has the same."""
     drawn = Counter()
     kind = SAMPLING[sampling].sampler
     plain = kind.draw
@@ -274,7 +257,7 @@ def test_batches_of_the_race_are_drawn_at_the_rate_that_is_charged(monkeypatch, 
     )
     found = prepared(network(), sampling=sampling)
     charged = {e.sample_rate: e.count for e in found.measured.ledger.events() if e.sample_rate < 1}
-    assert charged == {rate: 50}
+    assert charged == {rate: 25}
     assert {rate: count for rate, count in drawn.items() if rate < 1} == charged
 
 
@@ -296,7 +279,7 @@ def test_rounds_are_data(monkeypatch):
     sigma = found.measured.plan.noise_multiplier
     assert asked == [0, 1]
     assert set(found.measured.ledger.events()) == {
-        StepEvent(1.0, 11.0, 1),
+        StepEvent(1.0, 11.0, 2),
         StepEvent(1.0, 13.0, 1),
         StepEvent(1.0, 9.0, 1),
         StepEvent(0.25, 4 * sigma, 8),
@@ -851,6 +834,83 @@ def test_a_scaled_run_goes_on_and_gives_its_weights_back_once(tmp_path):
     loop(private)
     private.detach()
     assert torch.equal(weights(whole), weights(again))
+
+
+def columns(seed=0, size=3000):
+    """In 0..1, as the columns of a file: their mean is three times as long as what differs between records."""
+    x, y = records(seed, size).tensors
+    return TensorDataset((x.clamp(-3, 3) + 3) / 6, y)
+
+
+def test_inputs_with_a_mean_are_centred(monkeypatch):
+    """The model that comes back takes them as they are."""
+    short = {"epsilon": 1.0, "effort": "quick", "seed": 0, "test": columns(7)}
+    done = clipwise.fit(network(), columns(), **short)
+    assert any("inputs have a mean" in line for line in done.statement.automatic)
+    assert done.method.input_scale == 8  # what is left has a length of about .4
+    assert not any(m._forward_pre_hooks for m in done.model.modules())
+    x, y = columns(7).tensors
+    assert float((done.model(x).argmax(1) == y).float().mean()) == pytest.approx(done.accuracy, abs=1e-3)
+    monkeypatch.setattr(rule, "input_mean", lambda *_: None)
+    assert done.accuracy > 0.05 + clipwise.fit(network(), columns(), **short).accuracy
+
+
+def test_a_mean_in_the_bias_is_that_of_the_inputs():
+    model, x, mean = network(), torch.rand(20, 6), torch.arange(6.0)
+    seen = Seen(model, "0", 4.0, mean)
+    out, kept = model(x), {name: value.clone() for name, value in model.state_dict().items()}
+    assert torch.allclose(out, network()(4 * x - mean))
+    fresh = network()
+    fresh.load_state_dict(kept)
+    assert torch.allclose(fresh(x), out, atol=1e-5)
+    bias = model[0].bias.detach().clone()
+    model.load_state_dict(kept)
+    assert torch.allclose(model[0].bias, bias, atol=1e-5)
+    seen.fold()
+    seen.fold()
+    assert torch.allclose(model(x), out, atol=1e-5)
+    assert all(torch.allclose(value, kept[name], atol=1e-5) for name, value in model.state_dict().items())
+
+
+def test_a_record_moves_the_sum_of_inputs_by_its_cut_length():
+    wild = torch.tensor([[3.0, 4.0], [0.3, 0.4], [math.nan, 1.0], [math.inf, 1.0]])
+    cut = torch.stack([cut_sum([(None, x[None], None)], 1, 2, 1.0) for x in wild])
+    assert torch.allclose(cut, torch.tensor([[0.6, 0.8], [0.3, 0.4], [0, 0], [0, 0]]).double())
+    assert cut_sum([(None, wild, None)], 3, 2, 1.0).tolist() == [0, 0]  # of other rows than the batch has
+
+
+def test_a_centred_run_goes_on_bit_for_bit(tmp_path):
+    small = {**SHORT, "epsilon": 8.0}
+    loader = DataLoader(columns(size=RECORDS), batch_size=100)
+    whole, model, again = network(), network(), network()
+    private = clipwise.attach(whole, loader=loader, ledger=tmp_path / "whole.jsonl", **small)
+    assert private.run.input_mean is not None
+    loop(private)
+    private.detach()
+    private = clipwise.attach(model, loader=loader, ledger=tmp_path / "cut.jsonl", **small)
+    loop(private, take=12)
+    private.save(tmp_path / "kept")
+    private.detach()
+    private = clipwise.attach(again, loader=loader, ledger=tmp_path / "cut.jsonl", resume=tmp_path / "kept", **small)
+    loop(private)
+    private.detach()
+    assert torch.equal(weights(whole), weights(again))
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "centred"),
+    [
+        (network, (6,), True),
+        (lambda: nn.Linear(6, 3, bias=False), (6,), False),
+        (lambda: nn.Sequential(nn.Conv1d(6, 3, 2), nn.Flatten()), (6, 2), False),
+        (lambda: nn.Sequential(nn.Linear(6, 3), nn.Flatten(), nn.Linear(6, 3)), (2, 6), False),
+    ],
+)
+def test_whose_inputs_can_be_centred(model, shape, centred):
+    made = model()
+    loader = DataLoader(TensorDataset(torch.randn(8, *shape), torch.zeros(8, dtype=torch.long)), batch_size=4)
+    task = of_outputs(made, make_loss("cross-entropy"), loader)
+    assert can_be_centred(made, task, loader, first_layer(made, task, loader)) is centred
 
 
 class Shared(nn.Module):

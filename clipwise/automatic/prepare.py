@@ -110,7 +110,7 @@ def prepare(model: nn.Module, loader: DataLoader[Any], choice: Choice, task: Tas
                 results = race(run, optimizer, task, measuring, look, events[4:])
     finally:
         run.close()
-    rate = rule.chosen_rate(results, run.facts.records, task.score)
+    rate = rule.chosen_rate(results, run.facts.records, task.kind)
     best = max(results[-1].scores) / run.facts.records
     left = rule.left_over(look.losses, look.noise_std, look.typical_loss, best) if look.losses else 1.0
     method = _clipping(asked, task, look.median_norm, worth, left)

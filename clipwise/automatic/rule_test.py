@@ -171,6 +171,23 @@ def test_the_scale_is_what_most_records_want():
     assert rule.input_scale(counts, 10.0) == 1 / 16
 
 
+def test_a_mean_that_is_noise_or_short_is_not_subtracted():
+    noise = torch.randn(20, generator=torch.Generator().manual_seed(0)).double()
+    assert rule.input_mean(50 * noise, 50.0, 100) is None
+    assert rule.input_mean(torch.full((20,), 0.1 * 100).double(), 0.01, 100) is None
+    found = rule.input_mean(torch.full((20,), 0.5 * 100).double(), 10.0, 100)
+    assert found.tolist() == pytest.approx([0.5 * (1 - 0.1**2 / 0.5**2)] * 20)  # less what of its square is noise
+
+
+def test_centred_inputs_are_brought_to_a_length_of_2_to_4():
+    lengths = torch.tensor([0.5, 1.1, 1.9, 3.0, 50.0, 0.0, math.nan])
+    assert rule.centred_place(lengths).tolist() == [3, 1, 1, 0, 0, -1, -1]
+    counts = [0.0] * rule.SCALES
+    assert rule.centred_scale(counts, 10.0) == 1.0
+    counts[3] = 40.0
+    assert rule.centred_scale(counts, 10.0) == 8.0
+
+
 def test_gradients_that_are_hardly_longer_than_those_of_a_blank_input_are_said():
     assert "Scale inputs" in (rule.small_inputs(1.3, 1.2) or "")
     assert rule.small_inputs(3.8, 1.2) is None
@@ -187,18 +204,20 @@ def test_one_sentence_says_what_held_the_run_back(signal, rise, said):
 
 def test_the_rate_follows_the_scores_and_without_them_stays_in_the_middle():
     rates = (0.01, 0.02, 0.04)
-    flat = rule.chosen_rate([rule.Result(rates, (50.0, 50.0, 50.0), 1.0)], 1000, "right")
-    assert flat == pytest.approx(rule.FACTORS["right"] * 0.02)
-    low, high = (rule.chosen_rate([rule.Result(rates, s, 1.0)], 1000, "right") for s in ((900, 10, 10), (10, 10, 900)))
-    assert low == pytest.approx(rule.FACTORS["right"] * 0.01, rel=1e-3)
-    assert high == pytest.approx(rule.FACTORS["right"] * 0.04, rel=1e-3)
-    drowned = rule.chosen_rate([rule.Result(rates, (10, 10, 900), 1e6)], 1000, "right")
+    flat = rule.chosen_rate([rule.Result(rates, (50.0, 50.0, 50.0), 1.0)], 1000, "classes")
+    assert flat == pytest.approx(rule.FACTORS["classes"] * 0.02)
+    low, high = (
+        rule.chosen_rate([rule.Result(rates, s, 1.0)], 1000, "classes") for s in ((900, 10, 10), (10, 10, 900))
+    )
+    assert low == pytest.approx(rule.FACTORS["classes"] * 0.01, rel=1e-3)
+    assert high == pytest.approx(rule.FACTORS["classes"] * 0.04, rel=1e-3)
+    drowned = rule.chosen_rate([rule.Result(rates, (10, 10, 900), 1e6)], 1000, "classes")
     assert drowned == pytest.approx(flat, rel=1e-2)
 
 
-def test_what_scores_count_decides_how_far_below_its_winner_a_run_begins():
+def test_what_is_learned_decides_how_far_from_its_winner_a_run_begins():
     result = rule.Result((0.01, 0.02, 0.04), (50.0, 50.0, 50.0), 1.0)
-    found = {by: rule.chosen_rate([result], 1000, by) / 0.02 for by in rule.FACTORS}
+    found = {kind: rule.chosen_rate([result], 1000, kind) / 0.02 for kind in rule.FACTORS}
     assert found == pytest.approx(rule.FACTORS)
 
 

@@ -32,7 +32,6 @@ _REMEDY = (
 
 
 _BEND = 1e-3  # of the way: far above rounding, far below what two layers in a row have
-_PROBABILITY = "a record's score is the probability of its class"
 _SCORED = "a record's score is l / (l + loss), with l the released median of the losses at the first weights"
 
 
@@ -40,9 +39,8 @@ class Task(NamedTuple):
     kind: rule.Kind
     losses: Callable[[Any], Tensor]  # of a batch, for the backward pass
     row_losses: Callable[[Any], Tensor]  # of a batch: (rows,)
-    right: Callable[[Any], Tensor] | None  # of a batch, how right: (rows,), in 0..1; None where the model learns values
+    right: Callable[[Any], Tensor] | None  # of a batch: (rows,), in 0..1; None where the model learns values
     said: str
-    score: rule.Score  # what rates are compared by
     linear: bool = False  # whether outputs are linear in the parameters that are trained: a public fact of the model
     # Lengths of gradients of made records, public too; None where that cannot be tried:
     blank_norm: float | None = None  # an input of zeros, and the first class
@@ -71,15 +69,14 @@ def of_outputs(model: nn.Module, compare: Compare, loader: DataLoader[Any]) -> T
     name = str(compare) if isinstance(compare, Loss) else getattr(compare, "__name__", "of your own")
     inputs = loader.collate_fn([loader.dataset[0]])[0].to(device)
     linear = is_linear(model, inputs)
-    said = f"loss {name}; {_PROBABILITY if classes else _SCORED}"
+    said = f"loss {name}; {'right answers are counted' if classes else _SCORED}"
     said += "; outputs are linear in what is trained" if linear else ""
     return Task(
         "classes" if classes else "values",
         lambda batch: rows(*of(batch)),
         lambda batch: _by_row(rows, *of(batch)),
-        (lambda batch: probability(*of(batch))) if classes else None,
+        (lambda batch: right(*of(batch))) if classes else None,
         said,
-        "probability" if classes else "values",
         linear,
         *_of_made(model, rows, inputs, target, classes),
     )
@@ -100,7 +97,7 @@ def of_batches(model: nn.Module, loss: OfBatch, loader: DataLoader[Any]) -> Task
 
     said = f"loss= as given; {'what it counts as right is its score' if counts else _SCORED}"
     right = (lambda batch: loss(model, batch)[1]) if counts else None
-    return Task("classes" if counts else "values", losses, losses, right, said, "right" if counts else "values")
+    return Task("classes" if counts else "values", losses, losses, right, said)
 
 
 def inferred(model: nn.Module, loader: DataLoader[Any]) -> Task:
@@ -179,12 +176,10 @@ def length_of(model: nn.Module, losses: Callable[[], Tensor]) -> float | None:
     return float(torch.cat([g.flatten() for g in found]).norm()) if found else None
 
 
-def probability(output: Tensor, target: Tensor) -> Tensor:
-    """That the model gives each row's class, from outputs and not from losses, whose unit is the user's; of rows with many places the mean over
-    them; 0 for a target that is no class."""
-    known = (target >= 0) & (target < output.shape[1])
-    found = output.double().softmax(1).gather(1, target.where(known, 0).unsqueeze(1)).squeeze(1) * known
-    return found.flatten(1).mean(1) if found.dim() > 1 else found
+def right(output: Tensor, target: Tensor) -> Tensor:
+    """1 for each row whose largest output is its class, 0 for any other; of rows with many places, the share of them."""
+    hits = (output.argmax(1) == target).double()
+    return hits.flatten(1).mean(1) if hits.dim() > 1 else hits
 
 
 def _compares_classes(output: Any, target: Any) -> bool:
@@ -207,4 +202,4 @@ def _of_one(model: nn.Module, loader: DataLoader[Any], of: Callable[[Any], Any])
     return tried(model, lambda: of(loader.collate_fn([loader.dataset[0]])))
 
 
-__all__ = ["Task", "inferred", "of_batches", "of_outputs", "probability"]
+__all__ = ["Task", "inferred", "of_batches", "of_outputs", "right"]

@@ -14,11 +14,11 @@ from clipwise.cli import output
 BATCH, NOISE = 256.0, 1.0
 
 _EXPLAINED = [
-    ("before", "one noised histogram of gradient norms; then a race of five learning rates, a quarter of the run"),
+    ("before", "a noised mean and three noised histograms, of inputs and gradient norms; then a race of five learning rates, a quarter of the run"),
     ("", "each, on batches of a third at twice the noise, scored by noised counts and thrown away"),
     ("then", "Adam at 0.6 of the rate that the race points to; late in the run it may rise; the average"),
     ("", "of the weights is released"),
-    ("price", "inside the epsilon that was named: 1 to 3 % more noise on each step, and 42 % more computation"),
+    ("price", "inside the epsilon that was named: 2 to 4 % more noise on each step, and 42 % more computation"),
     ("", "look -> J      race -> rate                    train, and average"),
     ("", "[all records]  [r1][r2][r3][r4][r5] -> scores  [step][step][step] ... [step] -> weights"),
     ("", "'-- noise --'  '-- 2 x noise --'    '-noise-'   '----------- noise -----------'"),

@@ -199,7 +199,7 @@ def mu(eps):
 def gammas(task, nets, eps):
     """Of the library's rule, exact medians."""
     J = float(nets.norms(task.x, task.y).median())
-    return J, (rule.gamma_for("values", J, task.n * mu(eps)) if task.values else rule.Auto_gamma if hasattr(rule, "Auto_gamma") else 0.01)
+    return J, (rule.gamma_for("values", J, task.n * mu(eps), 1.0) if task.values else 0.01)
 
 
 def grid_members(task, nets):

@@ -97,7 +97,7 @@ class Bench:
 
 if __name__ == "__main__":
     half = sys.argv[1]
-    bench = Bench(f"/tmp/auto/grid_{half}.jsonl", f"/tmp/auto/race_{half}.jsonl", f"/tmp/auto/yard_{half}.jsonl")
+    bench = Bench(f"/tmp/auto/grid_{half}.jsonl", f"/tmp/auto/race_{half}.jsonl", f"/tmp/auto/yard_{half}.jsonl")  # of curves.py and yardsticks.py
     print("oracle", bench.oracle(False), "today", bench.run(at=50, over=2.0, values=False))
     rows = []
     for (at, over), score, share, factor, soft, prior in itertools.product(

@@ -1,6 +1,6 @@
 """An audit of a whole automatic run, with everything that it measures before its first step, through the public API.
 
-The probe is that of step_audit.py: the gradient of record i *is* x_i. A run is taken on two data sets that differ in one record: a hostile
+The probe is that of step_audit.py, with a bias, so that inputs are centred: the gradient of record i is x_i as the layer sees it, and 1. A run is taken on two data sets that differ in one record: a hostile
 x, or in its place a record that counts for nothing (its loss is no number), so that their public number is the same. In both, every
 noised sum is replaced by the same made-up numbers, and every charge and every draw of noise is written down.
 
@@ -155,7 +155,7 @@ def _records(x: Tensor, place: str) -> Tensor:
 
 def _run(records: Tensor, seed: int, counts: bool, attach: Attach, *, made_up: bool = True) -> _Run:
     torch.manual_seed(SEED)
-    model, watch, rates = nn.Linear(WIDTH, 1, bias=False), Watch(made_up=made_up), list[float]()
+    model, watch, rates = nn.Linear(WIDTH, 1), Watch(made_up=made_up), list[float]()
     with watch.installed():
         private = attach(
             model,
@@ -187,7 +187,7 @@ def _run(records: Tensor, seed: int, counts: bool, attach: Attach, *, made_up: b
             "rates": rates,
             "method": private.run.plan.method,
             "statement": {**statement.to_dict(), "ledger_head": None},
-            "weights": model.weight.detach().tolist(),
+            "weights": [model.weight.detach().tolist(), model.bias.detach().tolist()],
         },
         {
             "of the ledger": private.epsilon(),
@@ -275,7 +275,7 @@ def _check_measured(audit: StepAudit, attach: Callable[..., Private]) -> None:
     for number in range(NOISE_RUNS):
         torch.manual_seed(SEED)
         watch = Watch(made_up=False)
-        model = nn.Linear(WIDTH, 1, bias=False)
+        model = nn.Linear(WIDTH, 1)
         loader = DataLoader(TensorDataset(_records(_unit, "last")), batch_size=5)
         with watch.installed():
             private = attach(model, loader=loader, loss=_losses, epsilon=TARGET, seed=SEED + number, **LENGTH)

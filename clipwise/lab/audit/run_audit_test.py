@@ -46,7 +46,7 @@ def test_a_mean_of_raw_numbers(monkeypatch, which):
     assert "post-processing" in caught(("1000 u", "1e-30 u"))
 
 
-@pytest.mark.parametrize("which", ["histogram of sizes", "histogram", "scores"])
+@pytest.mark.parametrize("which", ["histogram of sizes of the first layer's inputs", ("histogram", "sum"), "scores"])
 def test_a_measurement_that_is_not_charged(monkeypatch, which):
     plain_release = Run.release
 
@@ -91,8 +91,22 @@ def test_a_scale_from_raw_sizes(monkeypatch):
 
 def test_two_entries_a_record_in_the_histogram_of_sizes(monkeypatch):
     plain = inputs._histogram
-    monkeypatch.setattr(inputs, "_histogram", lambda calls, rows: 2 * plain(calls, rows))
+    monkeypatch.setattr(inputs, "_histogram", lambda calls, rows, **how: 2 * plain(calls, rows, **how))
     assert "covered" in caught()
+
+
+def test_a_sum_of_inputs_that_are_not_cut(monkeypatch):
+    plain = inputs._cut_sum
+    monkeypatch.setattr(inputs, "_cut_sum", lambda calls, rows, width, _bound: plain(calls, rows, width, 1e40))
+    assert "covered" in caught(("3e38 u",))
+
+
+def test_a_mean_of_inputs_without_noise(monkeypatch):
+    """What is subtracted is the raw sum over the number of records."""
+    plain, sums = inputs._cut_sum, []
+    monkeypatch.setattr(inputs, "_cut_sum", lambda *of: (sums.append(plain(*of)), sums[-1])[1])
+    monkeypatch.setattr(rule, "input_mean", lambda _noised, _std, records: sum(sums) / records)
+    assert "post-processing" in caught()
 
 
 def test_scores_from_raw_losses(monkeypatch):
