@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from clipwise.norms.bookkeeping import Bookkeeping
+from clipwise.norms.loss import rowwise
 from clipwise.norms.loss.graph import reach, walk
 from clipwise.norms.loss.marks import mark
 from clipwise.norms.loss.rules import RULES
@@ -266,3 +267,26 @@ def test_rows_know_nothing_of_a_mean_in_half_precision_of_the_loss():
 def test_the_first_kind_of_value_is_rows():
     assert Rows(0).fixed() == Rows(0)
     assert Rows(0).times(2.0).fixed().numbers == (2.0,)
+
+
+@pytest.mark.parametrize("layers", [60, 250])
+def test_gradients_that_run_out_in_a_deep_network_are_no_mixture(layers):
+    """Their squares leave float32 after 40 layers, they themselves after 100: rounding, which the comparison must not take for more."""
+    torch.manual_seed(0)
+    deep = nn.Sequential(*[m for _ in range(layers) for m in (nn.Linear(16, 16), nn.ReLU())], nn.Linear(16, 10))
+    engine = Bookkeeping(deep, dict(deep.named_parameters()), loss_reduction="mean")
+    engine.install()
+    engine.open(64)
+    F.cross_entropy(deep(torch.randn(64, 16)), torch.arange(64) % 10).backward()
+    assert engine.close().norms.isfinite().all()
+    engine.remove()
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-18, 1e-25, 1e-33])
+def test_a_part_of_another_row_is_seen_in_gradients_of_any_size(scale):
+    rows = scale * torch.randn(4, 100, generator=torch.Generator().manual_seed(0))
+    mixed = rows.clone()
+    mixed[0] += 0.01 * rows[1]
+    before, after = rowwise._lengths(rows), rowwise._lengths(mixed)
+    assert rowwise._differ(before, after, torch.float32)
+    assert not rowwise._differ(before, rowwise._lengths(rows.flip(1)), torch.float32)

@@ -28,6 +28,9 @@ from clipwise.norms.loss.roots import run_unseen
 # differ. Chosen as some eps of the dtype's own additions, not measured.
 TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 1e-1}
 TOLERANCE_OTHERWISE = 1e-3  # of the other dtypes
+# Of a row's gradient: float32's smallest normal number. In a deep network gradients run out, and numbers below are rounded in steps of one
+# size, which a power of two does not scale. Norms are never taken for less than 1e-19 (kernels/outer.py), so that nothing grows out of this.
+LEAST = 2.0**-126
 
 
 class Trial:
@@ -149,7 +152,11 @@ def _only(row: Row, gradient: Tensor, live: Tensor, times: Tensor | None = None)
 def _lengths(rows: Tensor) -> Tensor:
     """Squared, of each row."""
     lengths: Tensor = torch.linalg.vector_norm(rows, dim=1).double().square()
-    doubtful = ~(lengths.isfinite() & ((lengths > 0) | _are_zero(rows)))
+    kind = torch.finfo(torch.promote_types(rows.dtype, torch.float32))  # in which squares are added up
+    held = (
+        lengths > rows.shape[1] * kind.smallest_normal / kind.eps
+    )  # or squares below the smallest normal number are missed
+    doubtful = ~(lengths.isfinite() & (held | _are_zero(rows)))
     if bool(doubtful.any()):  # numbers whose squares float32 cannot hold
         lengths[doubtful] = rows[doubtful].double().square().sum(1)
     return lengths
@@ -175,4 +182,5 @@ def _differ(before: Tensor, after: Tensor, dtype: torch.dtype) -> bool:
         return False
     before, after = before[finite], after[finite]
     tolerance = TOLERANCE.get(dtype, TOLERANCE_OTHERWISE)
-    return bool(((before - after).abs() > tolerance * torch.maximum(before, after) + 1e-12 * before.max()).any())
+    allowed = tolerance * torch.maximum(before, after) + 1e-12 * before.max() + LEAST**2
+    return bool(((before - after).abs() > allowed).any())
