@@ -56,4 +56,6 @@ data = {"train_dataset": part("train"), "eval_dataset": part("dev"), "processing
 right = {"compute_metrics": lambda found: {"accuracy": float((found.predictions.argmax(1) == found.label_ids).mean())}}
 trainer = hf.PrivateTrainer(model, args, **data, **right, epsilon=3.0, method="fixed", threshold=2.0)
 trainer.train(resume_from_checkpoint=bool(glob.glob("sst2-lora/checkpoint-*")))
-print(f"accuracy {100 * trainer.evaluate()['eval_accuracy']:.1f}% at epsilon {trainer.epsilon():.2f}")
+found = trainer.evaluate()["eval_accuracy"]
+if trainer.is_world_process_zero():
+    print(f"accuracy {100 * found:.1f}% at epsilon {trainer.epsilon():.2f}")

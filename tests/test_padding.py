@@ -202,7 +202,8 @@ def test_a_model_that_masks_its_padding_goes_through(kind, collate):
 
 def test_half_precision_inside_the_model_is_not_taken_for_padding_that_matters():
     torch.manual_seed(0)
-    run(attach(HalfInside(), texts(), loss_reduction="sum"), reduction="sum")
+    with pytest.warns(UserWarning, match="in half precision"):
+        run(attach(HalfInside(), texts(), loss_reduction="sum"), reduction="sum")
 
 
 def test_an_output_for_each_word_may_have_more_of_them():
@@ -361,7 +362,7 @@ def first_batch(seed, padding, *, autocast):
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
             for batch in private.loader:
                 model(batch["input_ids"], batch["attention_mask"])
-                return
+                return private.statement()
     finally:
         private.detach()
 
@@ -369,7 +370,9 @@ def first_batch(seed, padding, *, autocast):
 @pytest.mark.parametrize("autocast", [False, True], ids=["weights", "autocast"])
 def test_padding_is_told_from_rounding_in_half_precision(autocast):
     for seed in (0, 33):  # 33: rounding changes an output by more than 3 %
-        first_batch(seed, 0.0, autocast=autocast)
+        with pytest.warns(UserWarning, match="in half precision on batches that are padded"):
+            statement = first_batch(seed, 0.0, autocast=autocast)
+        assert "epsilon does not count that" in statement.to_markdown()
         with pytest.raises(Unsupported, match="changes with the padding"):
             first_batch(seed, 0.01, autocast=autocast)
 

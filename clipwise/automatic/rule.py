@@ -106,7 +106,7 @@ SPACING = 2.5  # between neighbouring rates: the race spans a factor of 39, best
 # What the race can tell is its signal over its noise, sqrt(RACE_LENGTH) RACE_PART / RACE_NOISE, and so is its price. At the same price a
 # longer race ranks rates more as the run itself does: its winner over the run's best rate was 0.6 to 5.6 for 8 % of the steps at
 # 3 times the noise, 0.6 to 2.4 for half of them at 6 times. A quarter at 6 times lost least, of eight pairs with one to choose. (On the family half of them at 12 times, scored
-# by the probability of the right class, lost 0.1 less, but on AG News and SST-2 through the library 1.0 and 1.7 more with a seed each.)
+# by the probability of the right class, lost 0.1 less, but on AG News and SST-2 through the library 1.0 and 1.4 more with a seed each.)
 RACE_LENGTH = 0.25  # of the training's steps, for each rate
 RACE_PART = (
     1 / 3

@@ -14,7 +14,10 @@ from clipwise.cli import output
 BATCH, NOISE = 256.0, 1.0
 
 _EXPLAINED = [
-    ("before", "a noised mean and three noised histograms, of inputs and gradient norms; then a race of five learning rates, a quarter of the run"),
+    (
+        "before",
+        "a noised mean and three noised histograms, of inputs and gradient norms; then a race of five learning rates, a quarter of the run",
+    ),
     ("", "each, on batches of a third at twice the noise, scored by noised counts and thrown away"),
     ("then", "Adam at 0.6 of the rate that the race points to; late in the run it may rise; the average"),
     ("", "of the weights is released"),

@@ -26,7 +26,7 @@ from clipwise.norms.kernels.kernel import HALF
 from clipwise.norms.look.ragged import Cut, Row, leaves_of
 from clipwise.norms.look.small_batch import broken, far, first, huge, is_float, second, short
 from clipwise.norms.look.state import Leaf, State, alike
-from clipwise.norms.look.widened import in_float32, widened
+from clipwise.norms.look.widened import has_half, in_float32, widened
 from clipwise.norms.record.units import Args, Kwargs
 from clipwise.randomness import COINS, OF_TORCH, Calm, drawn_since, seed_all
 from clipwise.types import Padding, Unsupported
@@ -68,6 +68,7 @@ class Runs:
         self.left_by: list[dict[str, Leaf]] = []  # every run that drew alike
         self.may_move: set[str] = set()  # parameters and buffers that some run has changed
         self.varies = False  # whether it may do something else later: it changes a number or a buffer, or draws
+        self.half = False  # whether a wide run had anything to widen
 
     def __call__(
         self,
@@ -85,8 +86,9 @@ class Runs:
         seed = _DRAWS * self.seed + draw
         seed_all(seed)
         args, kwargs = widened(batch) if wide else batch
-        with Calm() if calm else nullcontext() as mode, in_float32(self._model) if wide else nullcontext():
+        with Calm() if calm else nullcontext() as mode, in_float32(self._model) if wide else nullcontext() as widening:
             out = self._attempt(*with_, *args, **kwargs)
+        self.half |= widening is not None and (widening.found or has_half(batch))
         self._drew_from = partial(self._sources, seed, mode)
         out = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, out)  # a buffer may be put back in place
         self.left = self.state.moved()

@@ -199,12 +199,20 @@ class _Promote(Exception):
         self.unit, self.why = unit, why
 
 
+_ROUNDS_ALIKE = (
+    "clipwise: the model computes in half precision on batches that are padded to their longest record. How all records are rounded changes a "
+    "little with that one (of 128 texts in bfloat16 the sum moved by up to 1.02 times its bound), and epsilon does not count that. pad_to=LENGTH, a public "
+    "number, or float32 takes it away"
+)
+
+
 class Found(NamedTuple):
     """What the look has shown."""
 
     units: list[Unit]  # as they must be run
     may_move: set[str]  # parameters and buffers that a forward pass changes, in the same way whatever the records are
     varies: bool  # whether the model may do something else later: it changes a number or a buffer, or draws
+    half: bool = False  # whether the model computes in half precision, where padding was asked about
     last: bool = True  # whether the batch has shown enough; if not, the next one is looked at too
 
 
@@ -254,6 +262,8 @@ def probe(
         notify(
             f"clipwise: no fast rule for {names}: its per-example gradients are exact, but slower (torch.func).{why}"
         )
+    if found.half:
+        notify(_ROUNDS_ALIKE)
     return found
 
 
@@ -305,7 +315,7 @@ def _settle(
         try:
             settled = _look(units, parameters, call, runs)
             if not runs.have_written_unseen():
-                return Found(settled, runs.may_move, runs.varies), notices
+                return Found(settled, runs.may_move, runs.varies, runs.half), notices
         except Unsupported:
             if not runs.have_written_unseen():
                 raise
