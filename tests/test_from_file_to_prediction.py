@@ -227,9 +227,8 @@ def test_what_is_learned_is_charged_in_the_runs_own_budget(runs):
     folder, _, result = runs["learned"]
     ledger = Ledger.read(folder / "ledger.jsonl")
     full = [event for event in ledger.events() if event.sample_rate == 1]
-    assert (
-        sum(event.count for event in full) == 3 + 3
-    )  # and what method auto measures: sizes of inputs, norms, and scores of its race
+    # and what method auto measures: sizes of inputs, their mean, sizes again, norms, and scores of its race
+    assert sum(event.count for event in full) == 3 + 5
     assert ledger.epsilon(result["delta"], "rdp").value == pytest.approx(result["epsilon"])
     assert result["epsilon"] <= 8
     assert result["steps"] == sum(event.count for event in ledger.events())

@@ -36,15 +36,13 @@ def test_a_view_is_a_crop_of_its_own_image_perhaps_turned_over():
 
 def test_a_record_gives_the_mean_gradient_of_its_views_clipped_once():
     views = TensorDataset(torch.randn(12, 5, 2, 8, 8), (torch.arange(12) % 3)[:, None].expand(12, 5))
-    model, threshold = OfViews(network()), 2.1
-    want, norms = 0.0, []
+    model, means = OfViews(network()), []
     for images, targets in views:
         model.zero_grad()
         F.cross_entropy(model.model(images), targets).backward()
-        mean = torch.cat([p.grad.flatten() for p in model.parameters()])
-        norms.append(float(mean.norm()))
-        want = want + mean * min(1.0, threshold / norms[-1])
-    assert min(norms) < threshold < max(norms)
+        means.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    threshold = float(torch.stack(means).norm(dim=1).median())  # half of the records are clipped
+    want = sum(mean * min(1.0, threshold / float(mean.norm())) for mean in means)
     private = clipwise.attach(
         model,
         optimizer := torch.optim.SGD(model.parameters(), lr=1.0),

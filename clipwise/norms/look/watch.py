@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
-import torch
 import torch.nn.modules.module as of_all_modules
 from torch import Tensor, nn
-from torch.overrides import _get_current_function_mode_stack
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from clipwise.norms import modes_of_torch
 from clipwise.norms.look.state import Held, checksum
 from clipwise.types import LoopMisuse
 
@@ -50,7 +48,8 @@ class Members:
         """Every module's `training`, and its attributes that are true, false or a word; and which modes of torch's are around the
         call, that may do something else than its functions."""
         switches = *[m.training for m in self.modules], *[d.get(name) for d, name in self._switches]
-        return (*switches, *modes_of_torch()) if are_modes_of_torch() else switches
+        around = modes_of_torch.of_functions() or modes_of_torch.of_operations()
+        return (*switches, *modes_of_torch.kinds()) if around else switches
 
 
 class Watch:
@@ -106,16 +105,6 @@ class Watch:
                     "there is saved with the model, without noise, and no epsilon holds for it. Keep it fixed while training; a value "
                     "that follows a public schedule can be a plain number on the module, or be set between epochs"
                 )
-
-
-def are_modes_of_torch() -> bool:
-    """Whether torch's functions or operations come to a mode first, in this thread."""
-    return bool(torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack())
-
-
-def modes_of_torch() -> list[type]:
-    functions = _get_current_function_mode_stack()
-    return [type(mode) for mode in (*functions, *_get_current_dispatch_mode_stack())]
 
 
 def _version(t: Tensor) -> tuple[int, int]:

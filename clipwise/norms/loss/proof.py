@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clipwise.norms import modes_of_torch
 from clipwise.norms.loss.certificate import Certificate, Kept
 from clipwise.norms.loss.graph import Edge, Reached, Row, Walk, reach, walk
 from clipwise.norms.loss.roots import OF_GRAD, Opened, run_unseen
@@ -117,7 +118,7 @@ class LossProof:
         return True
 
     def _is_certified(self, batch: Any, root: Tensor, *, of_rows: bool) -> bool:
-        if batch.lengths or batch.rows == 1 or torch._C._len_torch_dispatch_stack():
+        if batch.lengths or batch.rows == 1 or modes_of_torch.of_operations():
             return False
         return self._certificates.hold(root, batch, of_rows=of_rows)
 
@@ -282,9 +283,7 @@ class LossProof:
 
     def _verify(self, batch: Any, signature: tuple[str, ...], values: list[Row], proved: Sequence[Any] | None) -> None:
         """`proved`: the roots of a graph that was."""
-        known = (
-            signature in self._verified and not torch._C._len_torch_dispatch_stack()
-        )  # which may do other things now
+        known = signature in self._verified and not modes_of_torch.of_operations()  # which may do other things now
         if known or self.dummy is None or not values:
             return
         try:
