@@ -229,9 +229,10 @@ def _scaled(found: Auto) -> list[str]:
 
 
 def _centred(found: Auto, mean: Tensor) -> list[str]:
+    times = "" if found.input_scale == 1 else f"{found.input_scale:g} times "
     return [
-        f"inputs have a mean: those of the first layer ({found.input_layer or 'the model itself'!r}) are multiplied by {found.input_scale:g} in training, and a noised mean "
-        f"of length {float(mean.norm()):.3g} is subtracted from them; at its end both go into its weights: the model that is released takes inputs as they are"
+        f"inputs have a mean: the first layer ({found.input_layer or 'the model itself'!r}) sees {times}its inputs less a noised vector of length {float(mean.norm()):.3g} in "
+        "training; at its end this goes into its weights and bias: the model that is released takes inputs as they are"
     ]
 
 
