@@ -1,4 +1,4 @@
-"""Randomness as a function: bytes from (key, purpose, step, rank, stream), an AES-128-CTR keystream.
+"""Randomness as a function: bytes from (key, purpose, step, rank, stream), an AES-128 keystream in counter mode.
 
 Guarantee: two different (purpose, step, rank, stream) never share a byte of keystream; the same one always gives the
 same bytes. So noise can be tested, cannot be influenced by torch.manual_seed, and cannot be drawn twice by accident.

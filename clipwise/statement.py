@@ -147,7 +147,7 @@ class Statement:
             ("loss of a record, from that record alone", self.loss),
             (
                 "randomness",
-                "AES-128-CTR keystream, key from "
+                "AES-128 keystream in counter mode (on a device ChaCha20's for the noise), key from "
                 + ("a seed" if self.seeded else "the operating system, never stored"),
             ),
             ("ledger", f"{self.ledger}, head {self.ledger_head[:16]}"),

@@ -15,7 +15,7 @@ place the model is another model with public constants in it, and its steps are 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,6 +29,7 @@ from clipwise.automatic import rule
 from clipwise.automatic.task import Task
 from clipwise.run import Run
 
+_Calls = Sequence[tuple[nn.Module, Any, Any]]  # of layers: which, with what input, and what came out
 _LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # whose outputs are linear in their inputs, but for the bias
 
 
@@ -74,20 +75,26 @@ def _heard(modules: Sequence[nn.Module]) -> Iterator[list[tuple[nn.Module, Any, 
 def found_scale(run: Run, task: Task, layer: str | None, event: Event, *, centred: bool = False) -> float:
     """s, from a release on all records, of inputs as they are or, in a second look, once they are centred; 1 where nothing is badly scaled or nothing stands out
     of the noise."""
-    counts = torch.zeros(rule.SCALES, dtype=torch.float64)
+    counts = _total(run, task, layer, rule.SCALES, lambda calls, rows: _histogram(calls, rows, centred=centred))
+    what = f"histogram of sizes of the first layer's {'centred ' if centred else ''}inputs"
+    counts = run.release(counts, event, l2_bound=1.0, what=what)
+    return (rule.centred_scale if centred else rule.input_scale)(counts.tolist(), event.noise_multiplier)
+
+
+def _total(run: Run, task: Task, layer: str | None, width: int, of: Callable[[_Calls, int], Tensor]) -> Tensor:
+    """The sum over all records of what is made of the layer's calls; zeros where there is no layer. Private: it is released by the caller alone."""
+    total = torch.zeros(width, dtype=torch.float64)
     if layer is not None:
         with modes.evaluating(run.model), _heard([run.model.get_submodule(layer)]) as calls:
             for batch, records in run.all_records():
                 calls.clear()
                 if not batch.masked:
                     task.row_losses(records)
-                    counts += _histogram(calls, batch.rows, centred=centred)
-    what = f"histogram of sizes of the first layer's {'centred ' if centred else ''}inputs"
-    counts = run.release(counts, event, l2_bound=1.0, what=what)
-    return (rule.centred_scale if centred else rule.input_scale)(counts.tolist(), event.noise_multiplier)
+                    total += of(calls, batch.rows)
+    return total
 
 
-def _histogram(calls: Sequence[tuple[nn.Module, Any, Any]], rows: int, *, centred: bool = False) -> Tensor:
+def _histogram(calls: _Calls, rows: int, *, centred: bool = False) -> Tensor:
     """Of the first call. A record whose layer was not called, or with other rows, or with a size that is not finite, is in no bin."""
     if not calls or len(calls[0][1]) != rows:
         return torch.zeros(rule.SCALES, dtype=torch.float64)
@@ -127,19 +134,13 @@ def found_centre(
 def _found_mean(run: Run, task: Task, layer: str | None, event: Event) -> Tensor | None:
     """m, from a release on all records, of inputs as the layer sees them (scaled); None where little but noise stands in it, or where there is no layer to centre."""
     width = 1 if layer is None else run.model.get_submodule(layer).get_parameter("weight").shape[1]
-    total, bound = torch.zeros(width, dtype=torch.float64), rule.input_bound(width)
-    if layer is not None:
-        with modes.evaluating(run.model), _heard([run.model.get_submodule(layer)]) as calls:
-            for batch, records in run.all_records():
-                calls.clear()
-                if not batch.masked:
-                    task.row_losses(records)
-                    total += _cut_sum(calls, batch.rows, width, bound)
+    bound = rule.input_bound(width)
+    total = _total(run, task, layer, width, lambda calls, rows: _cut_sum(calls, rows, width, bound))
     total = run.release(total, event, l2_bound=bound, what="sum of the first layer's inputs")
     return None if layer is None else rule.input_mean(total, bound * event.noise_multiplier, run.facts.records)
 
 
-def _cut_sum(calls: Sequence[tuple[nn.Module, Any, Any]], rows: int, width: int, bound: float) -> Tensor:
+def _cut_sum(calls: _Calls, rows: int, width: int, bound: float) -> Tensor:
     """Of the first call's inputs, each cut to this length; as for the histogram, a row that is not finite adds nothing."""
     if not calls or calls[0][1].shape != (rows, width):
         return torch.zeros(width, dtype=torch.float64)

@@ -16,17 +16,19 @@ BATCH, NOISE = 256.0, 1.0
 _EXPLAINED = [
     (
         "before",
-        "a noised mean and three noised histograms, of inputs and gradient norms; then a race of five learning rates, a quarter of the run",
+        "a noised mean and three noised histograms, of inputs and of gradient norms; then a race of five learning",
     ),
-    ("", "each, on batches of a third at twice the noise, scored by noised counts and thrown away"),
+    ("", "rates, a quarter of the run each, on batches of a third at twice the noise, scored and thrown away"),
     ("then", "Adam at 0.6 of the rate that the race points to; late in the run it may rise; the average"),
     ("", "of the weights is released"),
     ("price", "inside the epsilon that was named: 2 to 4 % more noise on each step, and 42 % more computation"),
     ("", "look -> J      race -> rate                    train, and average"),
     ("", "[all records]  [r1][r2][r3][r4][r5] -> scores  [step][step][step] ... [step] -> weights"),
     ("", "'-- noise --'  '-- 2 x noise --'    '-noise-'   '----------- noise -----------'"),
-    ("seen", "within a point of a hand-tuned grid on most tasks tried, not on all (svhn features lost 2 to 3 points,"),
-    ("", "inputs that are not scaled to about 1 far more)"),
+    (
+        "seen",
+        "within a point of the best of a hand-tuned grid in 18 cells of 24, ahead of it in 12; bags of words lost 1 to 2",
+    ),
     ("more", "docs/methods/auto.md: where the rate comes from, what was seen, where it loses"),
 ]
 
